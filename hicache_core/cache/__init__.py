@@ -1,0 +1,1 @@
+"""Prefix index, policies, and the cache that joins them with a controller."""

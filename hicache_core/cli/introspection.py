@@ -1,0 +1,169 @@
+"""``hicache plugins``, ``hicache models`` and ``hicache describe``: what is installed and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from hicache_core.cli.output import json_option, print_json, print_table
+from hicache_core.models import Model, load_model, model_names
+from hicache_core.plugins import PluginRegistry, load_plugins
+from hicache_core.spec import PLATFORMS, Capability, PoolSpec, platform_named
+
+
+@click.command()
+@json_option
+def plugins(as_json: bool) -> None:
+    """List plugins, their distributions and families, and why any was refused."""
+    registry = load_plugins()
+    loaded: list[dict[str, Any]] = [
+        {
+            "plugin": plugin.name,
+            "distribution": plugin.distribution,
+            "state": "loaded",
+            "families": [f.name for f in plugin.families],
+            "api": sorted({f.api for f in plugin.families}),
+        }
+        for plugin in registry.plugins
+    ]
+    refused: list[dict[str, Any]] = [
+        {"plugin": r.name, "distribution": r.distribution, "state": "refused", "reason": str(r.error)}
+        for r in registry.refused
+    ]
+    if as_json:
+        print_json("hicache.plugins/1", plugins=loaded + refused)
+        return
+    print_table(
+        "plugins",
+        ["plugin", "distribution", "state", "hook API", "families"],
+        [
+            (
+                p["plugin"],
+                p["distribution"],
+                p["state"],
+                ", ".join(f"{low} to {high}" for low, high in p.get("api", [])),
+                p.get("reason") or ", ".join(p["families"]),
+            )
+            for p in (*loaded, *refused)
+        ],
+    )
+
+
+def _model_rows(model: Model) -> Iterator[dict[str, Any]]:
+    for variant in model.variants.values():
+        for pool in variant.pools:
+            yield {
+                "model": model.id,
+                "variant": variant.name,
+                "platforms": list(variant.platforms),
+                "pool": pool.pool,
+                "family": pool.family,
+                "index_space": pool.index_space,
+                "layers": len(pool.layer_ids),
+                "row_bytes": pool.row_bytes,
+                "status": pool.status,
+                "source": pool.source,
+            }
+
+
+@click.command()
+@click.argument("model", required=False)
+@json_option
+def models(model: str | None, as_json: bool) -> None:
+    """List the models that are known, or every pool of MODEL with its rows and sources."""
+    found = [load_model(name) for name in ([model] if model else model_names())]
+    if as_json:
+        print_json("hicache.models/1", pools=[row for one in found for row in _model_rows(one)])
+    elif model:
+        columns = ["variant", "pool", "family", "index_space", "layers", "row_bytes", "status", "source"]
+        rows = [[row[column] for column in columns] for row in _model_rows(found[0])]
+        print_table(f"{found[0].id} ({found[0].name})", columns, rows)
+    else:
+        print_table(
+            "models",
+            ["model", "layers", "page", "variants"],
+            [(m.id, m.layer_count, m.page_slots or "open", ", ".join(m.variants)) for m in found],
+        )
+
+
+def _specs_of(family: str, registry: PluginRegistry) -> dict[str, PoolSpec]:
+    """One declaration for each distinct row of the family in the models, by where it was first met."""
+    found: dict[str, PoolSpec] = {}
+    seen = set()
+    for model in map(load_model, model_names()):
+        for variant in model.variants.values():
+            for geometry in variant.geometries():
+                if geometry.family != family:
+                    continue
+                spec = registry.spec(geometry)
+                rows = (spec.buffers, spec.page_rows)
+                if rows not in seen:
+                    seen.add(rows)
+                    found[f"{model.id}/{variant.name}/{spec.pool}"] = spec
+    return found
+
+
+def _verdict(capability: Capability) -> dict[str, Any]:
+    value = capability.value
+    if isinstance(value, frozenset):
+        value = sorted(" + ".join(pair) for pair in value)
+    shown = {"verdict": capability.verdict.value, "value": value}
+    reason = {"code": capability.code, "text": capability.text, "remedy": capability.remedy}
+    return {**shown, **{key: said for key, said in reason.items() if said}}
+
+
+@click.command()
+@click.argument("family")
+@click.option("--platform", default="cpu-sim", show_default=True, help=f"One of {', '.join(PLATFORMS)}.")
+@json_option
+def describe(family: str, platform: str, as_json: bool) -> None:
+    """Show what FAMILY declares and can do on a platform, with a reason for each no."""
+    registry = load_plugins()
+    owner = registry.owner(family)
+    facts = platform_named(platform)
+    about = registry.families[family]
+    pools: dict[str, dict[str, Any]] = {
+        place: {
+            "row_bytes": {b.name: b.row_bytes for b in spec.buffers},
+            "row_unit": spec.row_unit.value,
+            "capabilities": {name: _verdict(can) for name, can in registry.capabilities(spec, facts)},
+        }
+        for place, spec in _specs_of(family, registry).items()
+    }
+    if as_json:
+        print_json(
+            "hicache.describe/1",
+            family=family,
+            plugin=owner.title,
+            description=about.description,
+            geometry=about.geometry,
+            platform=platform,
+            pools=pools,
+        )
+        return
+    click.echo(f"{family}, by {owner.title}: {about.description}")
+    for name, meaning in about.geometry.items():
+        click.echo(f"  {name}: {meaning}")
+    print_table(
+        f"capabilities on {platform}",
+        ["pool", "rows", "capability", "verdict", "value or reason"],
+        [
+            (
+                place,
+                ", ".join(f"{name} {size}" for name, size in pool["row_bytes"].items()) or "no bytes",
+                name,
+                can["verdict"],
+                can.get("text") or _shown(can["value"]),
+            )
+            for place, pool in pools.items()
+            for name, can in pool["capabilities"].items()
+        ],
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "" if value is None else str(value)

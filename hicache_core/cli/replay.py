@@ -1,0 +1,115 @@
+"""``hicache replay``: a trace through both tiers with real bytes."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hicache_core.cache.policies import POLICIES
+from hicache_core.cli.output import json_option, print_json, print_table
+from hicache_core.plugins import load_plugins
+from hicache_core.spec import IO_BACKENDS, LAYOUTS, PLATFORMS
+
+_positive = click.IntRange(min=1)
+_OPTIONS = (
+    click.option("--model", required=True, help="Name of a model, or path of a model file."),
+    click.option("--variant", help="A row format of the model; the platform's default where left out."),
+    click.option("--platform", required=True, help=f"One of {', '.join(PLATFORMS)}."),
+    click.option("--io-backend", required=True, type=click.Choice(IO_BACKENDS)),
+    click.option("--layout", required=True, type=click.Choice(list(LAYOUTS))),
+    click.option("--device-blocks", required=True, type=_positive, help="Blocks that the device holds."),
+    click.option("--host-blocks", required=True, type=_positive, help="Blocks that the host holds."),
+    click.option("--page-size", "page_slots", type=_positive, help="Slots of a page, where open."),
+    click.option("--policy", type=click.Choice(list(POLICIES)), default="write_through"),
+    click.option("--layers", type=_positive, help="Keep the first N layers of each pool's own list."),
+    click.option(
+        "--tokens-per-block",
+        "block_tokens",
+        type=_positive,
+        help="Tokens that one block of the trace stands for; the trace's own figure where left out.",
+    ),
+    click.option("--limit", type=_positive, help="Replay at most N requests."),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--device", type=click.Choice(["sim"]), default="sim", show_default=True),
+)
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="TRACE")
+@_with_options
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
+@json_option
+def replay(path: Path, report: Path | None, as_json: bool, **choices: Any) -> None:
+    """Replay TRACE through device and host with real bytes, and compare every loaded one.
+
+    Exit 1 if a byte was wrong or a transfer failed, 2 if the trace cannot be read or the combination cannot
+    work.
+    """
+    from hicache_core.replay.report import write_report
+    from hicache_core.replay.runner import Replay
+    from hicache_core.replay.setup import ReplayConfig
+    from hicache_core.replay.trace import read_trace
+
+    requests = read_trace(path)
+    first = next(requests)
+    run = Replay(ReplayConfig(**choices), load_plugins(), first.block_tokens)
+    try:
+        with _progress() as advance:
+            run.run(itertools.chain([first], requests), advance)
+        result = run.as_dict()
+    finally:
+        run.close()
+    if report is not None:
+        write_report(report, result)
+    if as_json:
+        print_json(result.pop("schema"), **result)
+    else:
+        _print(result)
+    if run.report.mismatches or run.report.failed_transfers:
+        sys.exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[], None]]:
+    """A count of requests on the terminal; nothing where the output is no terminal."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("requests"), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("replay", total=None)
+        yield lambda: progress.advance(task)
+
+
+def _print(result: dict[str, Any]) -> None:
+    seconds, rates = result["seconds"], result["gigabytes_per_second"]
+    rows: list[tuple[str, object]] = [
+        ("requests", f"{result['requests']:,} ({result['requests_too_large']:,} too large for the device)"),
+        ("blocks referenced", f"{result['blocks']['referenced']:,}"),
+        ("hits on the device, blocks", f"{result['hits']['device_blocks']:,}"),
+        ("hits on the host, blocks", f"{result['hits']['host_blocks']:,}"),
+        ("bytes device to host", f"{result['bytes']['device_to_host']:,}"),
+        ("bytes host to device", f"{result['bytes']['host_to_device']:,}"),
+        ("loaded bytes compared", f"{result['verified_bytes']:,}"),
+        ("bytes of both tiers swept", f"{result['swept_bytes']:,}"),
+        ("wrong bytes", f"{result['mismatches']:,}"),
+        ("dropped blocks", f"{result['dropped_blocks']:,}"),
+        ("failed transfers", f"{result['failed_transfers']:,}"),
+        ("GB/s device to host, host to device", f"{rates['device_to_host']}, {rates['host_to_device']}"),
+        ("seconds", ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())),
+        *(("smaller than life", said) for said in result["shrunk"]),
+    ]
+    print_table(f"{result['model']}, {result['variant']}", ["figure", "value"], rows)

@@ -1,0 +1,53 @@
+"""``hicache trace``: make traces and look at them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hicache_core.cli.output import json_option, print_json, print_table
+from hicache_core.replay.generate import generate_conversation, write_trace
+from hicache_core.replay.statistics import inspect_trace
+
+
+@click.group()
+def trace() -> None:
+    """Generate and inspect prefix-hash traces."""
+
+
+@trace.command()
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def generate(requests: int, seed: int, out: Path) -> None:
+    """Write a trace with the statistics of a published conversation trace, in Mooncake's schema."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    written = write_trace(out, generate_conversation(requests, seed))
+    click.echo(f"{written} requests in {out}")
+
+
+@trace.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="TRACE")
+@click.option(
+    "--lru",
+    "capacities",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Also the block hit ratio of an LRU of so many blocks; may be given again.",
+)
+@json_option
+def inspect(path: Path, capacities: tuple[int, ...], as_json: bool) -> None:
+    """Print the statistics of TRACE (Mooncake or Claude Code, plain or gzip)."""
+    statistics = inspect_trace(path, lru_capacities=capacities).to_json_dict()
+    if as_json:
+        print_json("hicache.trace/1", trace=str(path), **statistics)
+        return
+    plain = [(name, value) for name, value in statistics.items() if not isinstance(value, (list, dict))]
+    nested = [
+        (f"{name}", ", ".join(f"{key} {value}" for key, value in part.items()))
+        for name, whole in statistics.items()
+        if isinstance(whole, (list, dict))
+        for part in (whole if isinstance(whole, list) else [whole])
+    ]
+    print_table(str(path), ["figure", "value"], [*plain, *nested])

@@ -1,0 +1,227 @@
+"""The engine's door: checks at construction, then backup and load with tickets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from hicache_core.compat import Plan, Query, solve
+from hicache_core.device.base import DeviceRuntime, Event
+from hicache_core.errors import PluginError, SpecError
+from hicache_core.group import HostGroup
+from hicache_core.memory.host import MAX_REGISTRATION_BYTES
+from hicache_core.memory.tables import BufferTables, PoolTables
+from hicache_core.plugins import PluginRegistry
+from hicache_core.pool import DevicePool, HostPool, build_pointer_tables
+from hicache_core.spec import layout_named
+from hicache_core.transfer.engine import Engine
+from hicache_core.transfer.pairs import PagePairs, page_pairs
+from hicache_core.transfer.staging import DEFAULT_RING_BYTES
+from hicache_core.transfer.ticket import Ticket
+
+Move = Callable[..., Ticket]
+
+
+@frozen(kw_only=True)
+class ControllerConfig:
+    """What an operator chooses.
+
+    Args:
+        io_backend: ``kernel`` or ``direct``.
+        layout: name of the host layout.
+        host_pages: host pages of the anchor's index space, shared by the pools that ride on it.
+        layer_count: layers of the model; loads have a completion mark for each. 0 takes the highest that a
+            pool names.
+        ring_bytes: budget of the staging ring of a device.
+        max_registration_bytes: largest registration that is tried.
+    """
+
+    io_backend: str
+    layout: str
+    host_pages: int = field(validator=[v.instance_of(int), v.ge(1)])
+    layer_count: int = field(default=0, validator=v.ge(0))
+    ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=v.ge(0))
+    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=v.ge(1))
+
+
+class Controller:
+    """Owns the host pools of one device and moves pages between them and the device.
+
+    Args:
+        config: the operator's choices.
+        device_pools: the declarations and the device rows, anchor included.
+        runtime: the runtime of the device.
+        registry: the plugins that own the families.
+        device: ordinal of the device.
+
+    Raises:
+        IncompatibleError: the combination cannot work; carries every reason.
+        BufferMismatchError: device tensors are not what their declaration says.
+        HostMemoryError: host memory was refused; nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        device_pools: Sequence[DevicePool],
+        runtime: DeviceRuntime,
+        registry: PluginRegistry,
+        *,
+        device: int = 0,
+    ) -> None:
+        self.config = config
+        self.runtime = runtime
+        self._registry = registry
+        self.plan: Plan = solve(
+            Query(
+                platform=runtime.platform,
+                io_backend=config.io_backend,
+                layout=config.layout,
+                pools=[
+                    (pool.spec, registry.capabilities(pool.spec, runtime.platform)) for pool in device_pools
+                ],
+            ),
+            who="controller",
+        )
+        _check_spaces(device_pools)
+        highest = max((max(p.spec.layer_ids, default=-1) for p in device_pools), default=-1)
+        layer_count = max(config.layer_count, highest + 1)
+        self.engine = Engine(runtime, device, layer_count, config.ring_bytes)
+        self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
+        self.group = self._make_group(device_pools, device)
+        self._allocator = self.group.allocator(self.group.anchor_space)
+
+    def _make_group(self, device_pools: Sequence[DevicePool], device: int) -> HostGroup:
+        layout = layout_named(self.config.layout)
+        made: list[HostPool] = []
+        try:
+            for device_pool in device_pools:
+                pool = HostPool(
+                    device_pool,
+                    layout,
+                    self.config.host_pages,
+                    self.runtime,
+                    max_registration_bytes=self.config.max_registration_bytes,
+                )
+                made.append(pool)
+                self._bind(pool, device)
+            return HostGroup(made)
+        except BaseException:
+            for pool in reversed(made):
+                pool.destroy()
+            raise
+
+    def _bind(self, pool: HostPool, device: int) -> None:
+        spec, plan = pool.spec, self.plan.pools.get(pool.spec.pool)
+        if plan is None or not spec.layer_count:
+            return
+        tables = self._registry.ask(
+            spec.family,
+            "hicache_build_pointer_table",
+            spec=spec,
+            buffers=pool.pool_buffers(),
+            device=device,
+        )
+        if tables is None:
+            tables = build_pointer_tables(spec, pool.pool_buffers(), device)
+        self._check_tables(pool, tables)
+        pool.bind(tables, plan, self.engine.ring, device)
+        if plan.staged:
+            writer = self._registry.ask(spec.family, "hicache_staged_write_back", pool=pool, device=device)
+            pool.backup_way = writer or pool.backup_way
+
+    def _check_tables(self, pool: HostPool, tables: PoolTables) -> None:
+        if len(tables) != len(pool.buffers) or not all(isinstance(t, BufferTables) for t in tables):
+            raise PluginError(
+                who=self._registry.owner(pool.spec.family).title,
+                got=f"{tables!r} as pointer tables of pool '{pool.spec.pool}'",
+                expected=f"{len(pool.buffers)} BufferTables, one per buffer",
+                remedy="Correct hicache_build_pointer_table.",
+            )
+
+    def backup(self, host_slots: Any, device_slots: Any, *, after: Event | None = None) -> Ticket:
+        """Copy pages of every pool of the anchor's index space from device to host.
+
+        The slots are read before the call returns; the caller's arrays may then change. The device pages must
+        not be written, and the host pages are held, until the ticket is acknowledged.
+
+        Args:
+            host_slots: int64[n], CPU, whole host pages that are allocated, each at most once.
+            device_slots: int64[n], CPU, whole device pages, paired with the host slots.
+            after: what wrote the device pages; None for all work that the current stream has so far.
+
+        Returns:
+            A ticket; zero slots give one that is done.
+
+        Raises:
+            IndicesError: the slots are not what they must be; nothing has moved.
+            SlotError: a host page is not allocated.
+            TransferError: the runtime refused a submission; nothing counts as moved.
+        """
+        pairs = self._pairs(host_slots, device_slots, who="backup", host_is_target=True)
+        return self._submit(self.engine.backup, pairs, after)
+
+    def load(self, host_slots: Any, device_slots: Any, *, after: Event | None = None) -> Ticket:
+        """Copy pages of every pool of the anchor's index space from host to device, layer by layer.
+
+        The slots are read before the call returns; the caller's arrays may then change. The host pages are
+        held until the ticket is acknowledged. A reader of model layer l waits for ``ticket.mark(l)``.
+
+        Args:
+            host_slots: int64[n], CPU, whole host pages that are allocated.
+            device_slots: int64[n], CPU, whole device pages, paired with the host slots, each at most once.
+            after: who still reads the device pages; None for all work that the current stream has so far.
+
+        Returns:
+            A ticket with a mark per model layer; zero slots give one that is done.
+
+        Raises:
+            IndicesError: the slots are not what they must be; nothing has moved.
+            SlotError: a host page is not allocated.
+            TransferError: the runtime refused a submission; nothing counts as moved.
+        """
+        pairs = self._pairs(host_slots, device_slots, who="load", host_is_target=False)
+        return self._submit(self.engine.load, pairs, after)
+
+    def _pairs(self, host_slots: Any, device_slots: Any, *, who: str, host_is_target: bool) -> PagePairs:
+        pairs = page_pairs(
+            host_slots,
+            device_slots,
+            self._allocator.space,
+            host_pages=self._allocator.pages,
+            device_pages=self.device_pages,
+            who=who,
+            host_is_target=host_is_target,
+        )
+        self._allocator.check_owned(pairs.host_pages)
+        return pairs
+
+    def _submit(self, move: Move, pairs: PagePairs, after: Event | None) -> Ticket:
+        release = functools.partial(self._allocator.release, pairs.host_pages)
+        self._allocator.hold(pairs.host_pages)
+        try:
+            return move(self.group.pools, pairs, after=after, on_acknowledged=release)
+        except BaseException:
+            release()
+            raise
+
+    def close(self) -> None:
+        """Wait for all that was submitted, then release the host memory; a second call does nothing."""
+        self.engine.drain()
+        self.group.destroy()
+
+
+def _check_spaces(device_pools: Sequence[DevicePool]) -> None:
+    anchor = next(pool.spec.index_space for pool in device_pools if pool.spec.anchor)
+    for pool in device_pools:
+        if pool.spec.index_space != anchor:
+            raise SpecError(
+                who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
+                got=f"index space '{pool.spec.index_space.name}'",
+                expected=f"'{anchor.name}', the anchor's: this version moves pools of one index space",
+                remedy="Leave the pool out.",
+            )

@@ -1,0 +1,175 @@
+"""What the core asks of a device runtime. The engine speaks to this and to nothing below it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import field, frozen
+from attrs import validators as v
+
+from hicache_core.memory.addresses import HostRange, KernelRange
+from hicache_core.memory.tables import KernelTable
+from hicache_core.spec.platform import Platform
+
+Int64Array = npt.NDArray[np.int64]
+Stream = Any
+"""A runtime's own stream object; the engine only hands it on."""
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def query(self) -> bool:
+        """Whether everything before it has run; raises what failed there."""
+
+    def synchronize(self) -> None:
+        """Wait until everything before it has run; raises what failed there."""
+
+
+@frozen(kw_only=True, eq=False)
+class StridedCopies:
+    """Copies of ``heights[i]`` runs of ``widths[i]`` bytes each, at a pitch on either side.
+
+    Args:
+        targets, sources: int64[n], address of the first run.
+        widths, heights: int64[n].
+        target_pitch, source_pitch: bytes from one run to the next, the same for all copies.
+        host_is_target: whether the targets are host memory (else the sources are).
+    """
+
+    targets: Int64Array
+    sources: Int64Array
+    widths: Int64Array
+    heights: Int64Array
+    target_pitch: int
+    source_pitch: int
+    host_is_target: bool
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@frozen(kw_only=True, eq=False)
+class BatchCopies:
+    """Plain copies that may run in any order.
+
+    Args:
+        targets, sources, sizes: int64[n], addresses and bytes.
+        host_is_target: whether the targets are host memory (else the sources are).
+    """
+
+    targets: Int64Array
+    sources: Int64Array
+    sizes: Int64Array
+    host_is_target: bool
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@frozen(kw_only=True, eq=False)
+class GatherUnits:
+    """One launch of the relayout kernel: rows of all layers, in the order of a page_first host page.
+
+    Unit u is row ``(u // layers) % page_rows`` of layer ``u % layers`` of page
+    ``pages[u // (layers * page_rows)]``.
+
+    Args:
+        source: the device rows.
+        pages: int64[n], device page numbers, a tensor of the device.
+        first_unit, units: the run of units to gather.
+        target: where the units go, one after another, in device memory.
+    """
+
+    source: KernelTable = field(validator=v.instance_of(KernelTable))
+    pages: torch.Tensor
+    first_unit: int
+    units: int
+    target: KernelRange
+
+
+@frozen(kw_only=True, eq=False)
+class MoveRows:
+    """One launch of the row kernel: pages of some layers from one table to another.
+
+    Args:
+        target, source: tables of the launching device; one of them covers host memory.
+        target_pages, source_pages: int64[n], page numbers, tensors of the device.
+        layers: the layers that move.
+    """
+
+    target: KernelTable = field(validator=v.instance_of(KernelTable))
+    source: KernelTable = field(validator=v.instance_of(KernelTable))
+    target_pages: torch.Tensor
+    source_pages: torch.Tensor
+    layers: range = field(factory=lambda: range(0))
+
+
+class Kernels(Protocol):
+    """The kernels of a runtime. They take tables and page numbers, never tensors of a pool."""
+
+    def gather_units(self, launch: GatherUnits, stream: Stream) -> None:
+        """Gather rows of the device into a run of device memory."""
+
+    def move_rows(self, launch: MoveRows, stream: Stream) -> None:
+        """Move pages between host and device through pointer tables."""
+
+
+class DeviceRuntime(Protocol):
+    """Memory, streams and copies of the devices of one kind."""
+
+    @property
+    def platform(self) -> Platform:
+        """The facts about the devices."""
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """The kernels, or None where this runtime has none."""
+
+    def register(self, host: HostRange) -> None:
+        """Make host memory visible to the devices; RegistrationError with the return code where refused.
+
+        Where the platform registers nothing, the framework's pinning takes its place.
+        """
+
+    def unregister(self, host: HostRange) -> None:
+        """Undo :meth:`register` of exactly this range."""
+
+    def alias(self, host: HostRange, device: int) -> KernelRange:
+        """The addresses at which ``device`` sees a registered range."""
+
+    def allocate(self, nbytes: int, device: int) -> torch.Tensor:
+        """``uint8[nbytes]`` in the memory of ``device``, its content undefined."""
+
+    def device_range(self, tensor: torch.Tensor, device: int) -> KernelRange:
+        """The addresses of a tensor's storage from its first element; refuses a tensor of another device."""
+
+    def allocation_of(self, tensor: torch.Tensor) -> int:
+        """A number that two tensors share only where one copy may run over both."""
+
+    def upload(self, values: Int64Array, device: int, stream: Stream) -> torch.Tensor:
+        """``values`` as an int64 tensor of ``device``, copied in the order of ``stream``."""
+
+    def new_stream(self, device: int) -> Stream:
+        """A stream of ``device``."""
+
+    def current_stream(self, device: int) -> Stream:
+        """The stream on which the caller's own work of ``device`` runs."""
+
+    def record(self, stream: Stream) -> Event:
+        """An event after everything that was submitted to ``stream``."""
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """Let what is submitted to ``stream`` from now on run after ``event``."""
+
+    def synchronize(self, stream: Stream) -> None:
+        """Wait until everything that was submitted to ``stream`` has run."""
+
+    def strided_copies(self, copies: StridedCopies, stream: Stream) -> None:
+        """Submit strided copies; the descriptors are read before the call returns."""
+
+    def batch_copies(self, copies: BatchCopies, stream: Stream) -> None:
+        """Submit plain copies; the descriptors are read before the call returns."""

@@ -1,0 +1,140 @@
+"""Streams and events of the simulator: queues that any call of the runtime may run a little of."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+from hicache_core.errors import DeviceError
+
+_MOST_STEPS = 3
+
+
+class SimEvent:
+    """A point in a stream; done once everything before it has run."""
+
+    def __init__(self, scheduler: Scheduler, stream: SimStream) -> None:
+        self._scheduler = scheduler
+        self._stream = stream
+        self.done = False
+        self.error: DeviceError | None = None
+
+    def query(self) -> bool:
+        """Whether everything before it has run; raises what failed there."""
+        self._scheduler.tick()
+        return self._settled()
+
+    def synchronize(self) -> None:
+        """Run what is needed until it is done; raises what failed before it."""
+        self._scheduler.run_until(self)
+        self._settled()
+
+    def _settled(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+    @property
+    def stream(self) -> SimStream:
+        """The stream in which it was recorded."""
+        return self._stream
+
+
+class SimStream:
+    """A queue of operations of one device, run in order."""
+
+    def __init__(self, device: int, number: int, slow: bool) -> None:
+        self.device = device
+        self.number = number
+        self.slow = slow
+        self.queue: deque[Callable[[], None] | SimEvent | _Wait] = deque()
+        self.failure: DeviceError | None = None
+
+
+class _Wait:
+    def __init__(self, event: SimEvent) -> None:
+        self.event = event
+
+
+class Scheduler:
+    """Decides, from a seed, when queued operations run.
+
+    Args:
+        seed: the same seed and the same calls give the same order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.streams: list[SimStream] = []
+
+    def tick(self) -> None:
+        """Run up to a few operations of streams that may run, drawn at random."""
+        busy = [stream for stream in self.streams if stream.queue and not stream.slow]
+        if not busy:
+            return
+        for _ in range(self._random.randint(0, _MOST_STEPS)):
+            self._step(self._random.choice(busy))
+
+    def run_until(self, event: SimEvent) -> None:
+        """Run the streams, in a random order, until ``event`` is done.
+
+        Raises:
+            DeviceError: nothing can run any more and the event is not done: its stream waits for ever.
+        """
+        while not event.done:
+            if not self._step(event.stream) and not self._step_any():
+                raise DeviceError(
+                    who="sim",
+                    got="streams that wait for one another",
+                    expected="an event that some stream will reach",
+                    remedy="Record the event before another stream waits for it.",
+                )
+            self.tick()
+
+    def _step_any(self) -> bool:
+        order = [stream for stream in self.streams if stream.queue]
+        self._random.shuffle(order)
+        return any(self._step(stream) for stream in order)
+
+    def _step(self, stream: SimStream) -> bool:
+        """Run the next operation of a stream; whether there was one that may run."""
+        if not stream.queue:
+            return False
+        head = stream.queue[0]
+        if isinstance(head, _Wait):
+            if not head.event.done:
+                return False
+            stream.queue.popleft()
+            return True
+        stream.queue.popleft()
+        if isinstance(head, SimEvent):
+            head.error, stream.failure = stream.failure, None
+            head.done = True
+            return True
+        try:
+            head()
+        except DeviceError as error:
+            stream.failure = stream.failure or error
+        return True
+
+    def submit(self, stream: SimStream, operation: Callable[[], None]) -> None:
+        """Queue an operation."""
+        stream.queue.append(operation)
+        self.tick()
+
+    def record(self, stream: SimStream) -> SimEvent:
+        """Queue an event; it is done at once where nothing is queued before it."""
+        event = SimEvent(self, stream)
+        if stream.queue or stream.failure is not None:
+            stream.queue.append(event)
+        else:
+            event.done = True
+        self.tick()
+        return event
+
+    def wait(self, stream: SimStream, event: SimEvent) -> None:
+        """Queue a wait for an event."""
+        if not event.done:
+            stream.queue.append(_Wait(event))
+        self.tick()

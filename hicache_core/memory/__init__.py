@@ -1,0 +1,1 @@
+"""Addresses and their tables, host allocation and registration, slots."""

@@ -1,0 +1,225 @@
+"""Slots of one index space: who owns which page, with a guard on every change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_core.errors import IndexRangeError, IndexTypeError, PageContractError, SlotError
+from hicache_core.spec.pool import IndexSpace
+
+Int64Array = npt.NDArray[np.int64]
+_SHOWN = 8
+
+
+def int64_slots(slots: Any, who: str) -> Int64Array:
+    """``slots`` as int64[n] on the CPU, without a copy where it is that already.
+
+    Accepts numpy arrays and CPU tensors; raises IndexTypeError for another dtype, shape or device.
+    """
+    if hasattr(slots, "numpy") and hasattr(slots, "device"):
+        if slots.device.type != "cpu":
+            raise _type_error(who, f"a tensor on {slots.device}")
+        slots = slots.detach().numpy()
+    if not isinstance(slots, np.ndarray) or slots.dtype != np.int64 or slots.ndim != 1:
+        got = f"{slots.dtype}{list(slots.shape)}" if isinstance(slots, np.ndarray) else type(slots).__name__
+        raise _type_error(who, got)
+    return slots
+
+
+def _type_error(who: str, got: str) -> IndexTypeError:
+    return IndexTypeError(
+        who=who,
+        got=f"indices that are {got}",
+        expected="int64[n], one-dimensional, on the CPU",
+        remedy="Convert once, with .to('cpu', torch.int64).",
+    )
+
+
+def pages_of(slots: Any, space: IndexSpace, pages: int, who: str) -> Int64Array:
+    """The page numbers that ``slots`` list page by page: int64[len(slots) / page_slots].
+
+    Args:
+        slots: int64[n], whole pages in any order, the slots of each page ascending by one.
+        space: their index space.
+        pages: pages that exist.
+        who: who asks, for errors.
+
+    Raises:
+        IndexTypeError, PageContractError, IndexRangeError: nothing has been changed.
+    """
+    listed = int64_slots(slots, who)
+    size = space.page_slots
+    if listed.size % size:
+        raise _contract_error(who, space, f"{listed.size} slots")
+    table = listed.reshape(-1, size)
+    first = table[:, 0]
+    numbers = first // size
+    if listed.size and (first.min() < 0 or numbers.max() >= pages):
+        outside = first[(first < 0) | (numbers >= pages)]
+        raise IndexRangeError(
+            who=who,
+            got=f"slots {outside[:_SHOWN].tolist()}",
+            expected=f"slots from 0 to {pages * size - 1} of index space '{space.name}'",
+            remedy="Give slots that this pool handed out.",
+        )
+    whole = (first == numbers * size) & (table == first[:, None] + np.arange(size)).all(axis=1)
+    if not whole.all():
+        bad = table[~whole][0]
+        raise _contract_error(who, space, f"the run {bad[:_SHOWN].tolist()}{'...' if size > _SHOWN else ''}")
+    return numbers
+
+
+def _contract_error(who: str, space: IndexSpace, got: str) -> PageContractError:
+    return PageContractError(
+        who=who,
+        got=got,
+        expected=f"whole pages of {space.page_slots} slots, each starting at a multiple and stepping by one",
+        remedy="Transfer whole pages.",
+    )
+
+
+def slots_of(pages: Int64Array, page_slots: int) -> Int64Array:
+    """The slots of ``pages``, page by page: int64[n * page_slots]."""
+    return (pages[:, None] * page_slots + np.arange(page_slots)).ravel()
+
+
+class PageAllocator:
+    """Hands out the pages of an index space and takes them back.
+
+    The free list is a ring, first in first out, so that pages handed out together tend to be neighbours; the
+    cost of a call follows the pages it names, not the pool.
+
+    Args:
+        space: the index space.
+        pages: pages that exist, numbers 0 to pages - 1.
+        reserved: pages at the start that are never handed out.
+        who: name for errors.
+    """
+
+    def __init__(self, space: IndexSpace, pages: int, *, who: str, reserved: int = 0) -> None:
+        self.space = space
+        self.pages = pages
+        self._who = who
+        self._reserved = reserved
+        self._ring = np.empty(max(pages - reserved, 0), dtype=np.int64)
+        self._used = np.zeros(pages, dtype=np.bool_)
+        self._holds = np.zeros(pages, dtype=np.int32)
+        self.clear()
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be handed out."""
+        return self._count
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can be handed out."""
+        return self._count * self.space.page_slots
+
+    def clear(self) -> None:
+        """Back to the initial state; SlotError where a transfer still holds a page."""
+        held = np.flatnonzero(self._holds)
+        if held.size:
+            raise self._held_error(held)
+        self._ring[:] = np.arange(self._reserved, self._reserved + self._ring.size)
+        self._head = 0
+        self._count = self._ring.size
+        self._used[:] = False
+
+    def allocate_pages(self, count: int) -> Int64Array | None:
+        """``count`` page numbers (int64[count]), or None where fewer are free; SlotError for count < 1."""
+        if count < 1:
+            raise self._error(f"{count} pages", "a positive number of whole pages", ())
+        if count > self._count:
+            return None
+        pages = self._ring.take(range(self._head, self._head + count), mode="wrap")
+        self._head = (self._head + count) % self._ring.size
+        self._count -= count
+        self._used[pages] = True
+        return pages
+
+    def allocate(self, slots: int) -> Int64Array | None:
+        """``slots`` slot numbers of whole pages (int64[slots]), or None where fewer are free.
+
+        Raises:
+            SlotError: ``slots`` is not a positive multiple of the page; it is never rounded.
+        """
+        pages, rest = divmod(slots, self.space.page_slots)
+        if rest or slots < 1:
+            raise self._error(f"{slots} slots", f"a positive multiple of {self.space.page_slots}", ())
+        numbers = self.allocate_pages(pages)
+        return None if numbers is None else slots_of(numbers, self.space.page_slots)
+
+    def free(self, slots: Any) -> None:
+        """Take back the slots of whole pages; see :meth:`give_back`."""
+        self.give_back(self.pages_of(slots))
+
+    def pages_of(self, slots: Any) -> Int64Array:
+        """The page numbers that whole pages of slots list; IndicesError where they do not."""
+        return pages_of(slots, self.space, self.pages, self._who)
+
+    def give_back(self, pages: Int64Array) -> None:
+        """Take back page numbers (int64[n]); freeing nothing is nothing.
+
+        Raises:
+            SlotError: a page out of range, not handed out, named twice, or held; nothing changed.
+        """
+        if not pages.size:
+            return
+        self.check_returnable(pages)
+        self._used[pages] = False
+        tail = self._head + self._count
+        self._ring.put(range(tail, tail + pages.size), pages, mode="wrap")
+        self._count += pages.size
+
+    def check_returnable(self, pages: Int64Array) -> None:
+        """Raise what :meth:`give_back` would raise for these page numbers."""
+        if not pages.size:
+            return
+        if pages.min() < 0 or pages.max() >= self.pages:
+            outside = pages[(pages < 0) | (pages >= self.pages)]
+            raise self._error(f"pages {self._shown(outside)}", f"pages 0 to {self.pages - 1}", outside)
+        self.check_owned(pages)
+        if np.unique(pages).size != pages.size:
+            values, counts = np.unique(pages, return_counts=True)
+            twice = values[counts > 1]
+            raise self._error(f"pages {self._shown(twice)} twice in one call", "each page once", twice)
+        held = pages[self._holds[pages] > 0]
+        if held.size:
+            raise self._held_error(held)
+
+    def check_owned(self, pages: Int64Array) -> None:
+        """SlotError where one of the pages is not handed out."""
+        stray = pages[~self._used[pages]]
+        if stray.size:
+            raise self._error(f"pages {self._shown(stray)} that nobody owns", "allocated pages", stray)
+
+    def hold(self, pages: Int64Array) -> None:
+        """Keep distinct pages from being given back while a transfer reads or writes them."""
+        self._holds[pages] += 1
+
+    def release(self, pages: Int64Array) -> None:
+        """End one hold of each page."""
+        self._holds[pages] -= 1
+
+    def _held_error(self, held: Int64Array) -> SlotError:
+        return self._error(
+            f"pages {self._shown(held)} that a transfer holds", "pages whose transfers are acknowledged", held
+        )
+
+    def _shown(self, pages: Int64Array) -> str:
+        more = "..." if pages.size > _SHOWN else ""
+        return f"{pages[:_SHOWN].tolist()}{more}"
+
+    def _error(self, got: str, expected: str, pages: Any) -> SlotError:
+        slots = [int(page) * self.space.page_slots for page in pages]
+        return SlotError(
+            who=self._who,
+            got=got,
+            expected=expected,
+            remedy=f"Nothing was changed; {self.free_slots} slots are free.",
+            slots=slots,
+        )

@@ -1,0 +1,292 @@
+"""Discovery and registration of pool plugins: all or nothing each, isolated, named in errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+from attrs import field, frozen
+
+from hicache_core import hookspecs
+from hicache_core.errors import PluginError, UnknownNameError
+from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
+from hicache_core.spec import Capabilities, Platform, PoolGeometry, PoolSpec, default_capabilities
+
+_HOOK_PREFIX = f"{PROJECT}_"
+_HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(_HOOK_PREFIX))
+
+
+@frozen(kw_only=True)
+class Plugin:
+    """A plugin that is registered.
+
+    Args:
+        name: the name of its entry point, or of its module.
+        distribution: name and version of its distribution, or empty where it was registered by hand.
+        families: the families that it owns.
+        hooks: the hooks that it implements.
+    """
+
+    name: str
+    distribution: str
+    families: tuple[Family, ...]
+    hooks: tuple[str, ...]
+    module: Any = field(repr=False, eq=False)
+
+    @property
+    def title(self) -> str:
+        """``name (distribution version)``, as errors print it."""
+        return f"{self.name} ({self.distribution})" if self.distribution else self.name
+
+
+@frozen(kw_only=True)
+class RefusedPlugin:
+    """A plugin that was found and not registered, with the error that says why."""
+
+    name: str
+    distribution: str
+    error: PluginError
+
+
+class PluginRegistry:
+    """The plugins of one process and the families they own."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._plugins: dict[str, Plugin] = {}
+        self._owners: dict[str, Plugin] = {}
+        self._refused: list[RefusedPlugin] = []
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The registered plugins, by name."""
+        return tuple(self._plugins[name] for name in sorted(self._plugins))
+
+    @property
+    def refused(self) -> tuple[RefusedPlugin, ...]:
+        """The plugins that were found and refused."""
+        return tuple(self._refused)
+
+    @property
+    def families(self) -> Mapping[str, Family]:
+        """The families that are there, by name."""
+        return {f.name: f for p in self.plugins for f in p.families}
+
+    def register(self, module: Any, *, name: str, distribution: str = "") -> Plugin:
+        """Register a plugin; on any refusal the registry is what it was before.
+
+        Args:
+            module: a module or object whose attributes carry ``hookimpl`` marks.
+            name: name of the plugin, unique.
+            distribution: name and version of what installed it.
+
+        Raises:
+            PluginError: a name that is taken, an unknown hook, no hook, defaults in a hook's arguments, a
+                family that is taken, or an API version out of range.
+        """
+        who = f"{name} ({distribution})" if distribution else name
+        if name in self._plugins:
+            raise _refusal(
+                who,
+                f"the plugin name '{name}' twice",
+                "a name once",
+                f"It is held by {self._plugins[name].title}; uninstall one.",
+            )
+        hooks = self._marked_hooks(module, who)
+        try:
+            self._manager.register(module, name=name)
+            self._manager.check_pending()
+            families = self._families_of(module, who)
+        except Exception as error:
+            if self._manager.get_plugin(name) is not None:
+                self._manager.unregister(name=name)
+            if isinstance(error, PluginError):
+                raise
+            raise _refusal(
+                who, f"{type(error).__name__}: {error}", "a plugin that loads", "Mend or uninstall it."
+            ) from error
+        plugin = Plugin(name=name, distribution=distribution, families=families, hooks=hooks, module=module)
+        self._plugins[name] = plugin
+        self._owners.update({family.name: plugin for family in families})
+        return plugin
+
+    def _marked_hooks(self, module: Any, who: str) -> tuple[str, ...]:
+        marked = [
+            attribute
+            for attribute in dir(module)
+            if getattr(getattr(module, attribute, None), f"{PROJECT}_impl", None) is not None
+        ]
+        unknown = [hook for hook in marked if hook not in _HOOKS]
+        unmarked = [
+            hook
+            for hook in dir(module)
+            if hook.startswith(_HOOK_PREFIX) and hook not in marked and callable(getattr(module, hook))
+        ]
+        if unknown or unmarked:
+            raise _refusal(
+                who,
+                f"hooks {unknown} without a specification, {unmarked} without the hookimpl mark",
+                f"marked hooks among {', '.join(_HOOKS)}",
+                "Correct the names and mark each with @hookimpl.",
+            )
+        if "hicache_pool_families" not in marked or "hicache_pool_spec" not in marked:
+            raise _refusal(
+                who,
+                f"the hooks {marked}",
+                "at least hicache_pool_families and hicache_pool_spec",
+                "Implement both.",
+            )
+        for hook in marked:
+            defaults = [
+                p.name
+                for p in inspect.signature(getattr(module, hook)).parameters.values()
+                if p.default is not inspect.Parameter.empty
+            ]
+            if defaults:
+                raise _refusal(
+                    who,
+                    f"defaults for {defaults} in {hook}",
+                    "arguments without defaults, since a default wins over what the core gives",
+                    "Remove the defaults.",
+                )
+        return tuple(marked)
+
+    def _families_of(self, module: Any, who: str) -> tuple[Family, ...]:
+        families = tuple(module.hicache_pool_families())
+        names = [family.name for family in families]
+        if not families or len(set(names)) != len(names):
+            raise _refusal(who, f"families {names}", "at least one, each name once", "Correct the list.")
+        for family in families:
+            owner = self._owners.get(family.name)
+            if owner is not None:
+                raise _refusal(
+                    who,
+                    f"family '{family.name}', which {owner.title} owns",
+                    "a family name that is free",
+                    "Rename the family, or uninstall one of the two.",
+                )
+            lowest, highest = family.api
+            if not lowest <= API_VERSION <= highest:
+                raise _refusal(
+                    who,
+                    f"family '{family.name}' for hook API {lowest} to {highest}",
+                    f"a range that holds {API_VERSION}",
+                    "Install a release of the plugin for this hicache-core.",
+                )
+        return families
+
+    def refuse(self, name: str, distribution: str, error: PluginError) -> None:
+        """Keep a refused plugin for introspection."""
+        self._refused.append(RefusedPlugin(name=name, distribution=distribution, error=error))
+
+    def owner(self, family: str) -> Plugin:
+        """The plugin that owns ``family``; raises UnknownNameError naming what is installed."""
+        try:
+            return self._owners[family]
+        except KeyError:
+            raise UnknownNameError(
+                who="plugins",
+                got=f"family '{family}'",
+                expected=f"one of {', '.join(sorted(self._owners)) or 'none: no plugin is installed'}",
+                remedy=f"Install the distribution that brings '{family}'.",
+            ) from None
+
+    def ask(self, family: str, hook: str, /, **arguments: Any) -> Any:
+        """Ask the owner of ``family`` alone; None where it does not implement ``hook`` or answers None."""
+        owner = self.owner(family)
+        others = [plugin.module for plugin in self._plugins.values() if plugin is not owner]
+        return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+
+    def spec(self, geometry: PoolGeometry) -> PoolSpec:
+        """The declaration of a pool; raises PluginError where the owner returns something else."""
+        spec = self.ask(geometry.family, "hicache_pool_spec", family=geometry.family, geometry=geometry)
+        kept = ("pool", "family", "index_space", "layer_ids", "anchor")
+        if not isinstance(spec, PoolSpec) or any(
+            getattr(spec, name) != getattr(geometry, name) for name in kept
+        ):
+            raise _refusal(
+                self.owner(geometry.family).title,
+                f"{spec!r} as the declaration of pool '{geometry.pool}'",
+                f"a PoolSpec with the geometry's {', '.join(kept)}",
+                "Correct hicache_pool_spec.",
+            )
+        return spec
+
+    def capabilities(self, spec: PoolSpec, platform: Platform) -> Capabilities:
+        """What the owner declares for the pool, or the core's default for strided rows."""
+        declared = self.ask(spec.family, "hicache_declare_capabilities", spec=spec, platform=platform)
+        if declared is None:
+            return default_capabilities(spec, platform)
+        if not isinstance(declared, Capabilities):
+            raise _refusal(
+                self.owner(spec.family).title,
+                f"{declared!r} as capabilities of pool '{spec.pool}'",
+                "a Capabilities value or None",
+                "Correct hicache_declare_capabilities.",
+            )
+        return declared
+
+
+def _refusal(who: str, got: str, expected: str, remedy: str) -> PluginError:
+    return PluginError(who=who, got=got, expected=expected, remedy=remedy)
+
+
+def _distribution_of(entry_point: EntryPoint) -> str:
+    dist = entry_point.dist
+    return f"{dist.name} {dist.version}" if dist is not None else ""
+
+
+def load_plugins(
+    *,
+    required: Sequence[str] = (),
+    strict: bool = False,
+    found: Iterable[EntryPoint] | None = None,
+) -> PluginRegistry:
+    """Find and register every plugin of the entry-point group ``hicache.pools``.
+
+    A plugin that is broken is kept in ``registry.refused`` and does not hide the others.
+
+    Args:
+        required: names of plugins that must be there.
+        strict: raise if any plugin was refused.
+        found: entry points to load in place of the installed ones.
+
+    Raises:
+        PluginError: a required plugin is missing or broken, or, in strict mode, any is; one error with all
+            failures in it.
+    """
+    registry = PluginRegistry()
+    group = entry_points(group=ENTRY_POINT_GROUP) if found is None else found
+    for entry_point in sorted(group, key=lambda e: (e.name, e.value)):
+        distribution = _distribution_of(entry_point)
+        who = f"{entry_point.name} ({distribution})" if distribution else entry_point.name
+        try:
+            module = entry_point.load()
+        except Exception as error:
+            failure = _refusal(
+                who,
+                f"{type(error).__name__}: {error} while importing {entry_point.value}",
+                "a module that imports",
+                "Mend or uninstall the distribution.",
+            )
+            registry.refuse(entry_point.name, distribution, failure)
+            continue
+        try:
+            registry.register(module, name=entry_point.name, distribution=distribution)
+        except PluginError as error:
+            registry.refuse(entry_point.name, distribution, error)
+    _demand(registry, required, strict)
+    return registry
+
+
+def _demand(registry: PluginRegistry, required: Sequence[str], strict: bool) -> None:
+    present = {plugin.name for plugin in registry.plugins}
+    refused = [r for r in registry.refused if strict or r.name in required]
+    missing = sorted(set(required) - present - {r.name for r in refused})
+    if refused or missing:
+        reasons = [str(r.error) for r in refused] + [f"'{name}' is not installed" for name in missing]
+        raise _refusal("plugins", " | ".join(reasons), "every required plugin registered", "See each reason.")

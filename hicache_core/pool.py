@@ -1,0 +1,263 @@
+"""A host pool: the host rows of one declaration, their tables and the ways they move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from attrs import field, frozen
+
+from hicache_core.compat import Path, PoolPlan
+from hicache_core.device.base import DeviceRuntime
+from hicache_core.errors import BufferMismatchError
+from hicache_core.memory.addresses import Provenance
+from hicache_core.memory.host import MAX_REGISTRATION_BYTES, HostMemory
+from hicache_core.memory.tables import (
+    BufferTables,
+    KernelTable,
+    PoolTables,
+    host_kernel_table,
+    host_table,
+)
+from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid, Strides
+from hicache_core.transfer.staging import StagingRing
+from hicache_core.transfer.ways import CopyWay, KernelWay, StagedWay, Way
+
+
+@frozen(kw_only=True, eq=False)
+class DevicePool:
+    """The device rows of a pool, which belong to the serving engine.
+
+    Args:
+        spec: the pool's declaration.
+        layers: for each buffer, one tensor per layer of the pool; row r of a tensor holds page r, or token
+            slot r, in ``row_bytes`` contiguous bytes of any dtype; rows may lie further apart.
+    """
+
+    spec: PoolSpec
+    layers: Mapping[str, Sequence[torch.Tensor]] = field(factory=dict)
+
+    @property
+    def pages(self) -> int | None:
+        """Whole pages that the shortest layer holds; None for a pool without rows."""
+        rows = [layer.shape[0] for layers in self.layers.values() for layer in layers]
+        return min(rows) // self.spec.page_rows if rows else None
+
+
+@frozen(kw_only=True, eq=False)
+class HostBuffer:
+    """The host rows of one buffer."""
+
+    spec: BufferSpec
+    grid: RowGrid
+    strides: Strides
+    memory: HostMemory
+
+
+@frozen(kw_only=True, eq=False)
+class PoolBuffers:
+    """What pointer tables are made of, for the hook that builds them.
+
+    Args:
+        host: the host rows, one entry per buffer.
+        device: the device rows.
+        runtime: the runtime that knows the aliases.
+    """
+
+    host: tuple[HostBuffer, ...]
+    device: DevicePool
+    runtime: DeviceRuntime
+
+
+def _mismatch(who: str, got: str, expected: str) -> BufferMismatchError:
+    return BufferMismatchError(
+        who=who,
+        got=got,
+        expected=expected,
+        remedy="Give the tensors that the engine allocated for this pool.",
+    )
+
+
+def _check_layer(who: str, layer: torch.Tensor, buffer: BufferSpec) -> None:
+    if layer.dim() < 2:
+        raise _mismatch(who, f"a tensor of {layer.dim()} dimensions", "rows, then their elements")
+    row = layer[:1].flatten()
+    row_bytes = row.numel() * layer.element_size()
+    if layer.shape[0] and row_bytes != buffer.row_bytes:
+        raise _mismatch(who, f"rows of {row_bytes} bytes", f"{buffer.row_bytes}, as the host rows")
+    if layer.shape[0] and not layer[0].is_contiguous():
+        raise _mismatch(who, f"a row of strides {layer[0].stride()}", "contiguous rows")
+    if layer.shape[0] > 1 and layer.stride(0) * layer.element_size() < buffer.row_bytes:
+        raise _mismatch(who, f"rows {layer.stride(0) * layer.element_size()} bytes apart", "rows apart")
+
+
+def check_device_pool(device_pool: DevicePool) -> None:
+    """Hold device tensors against the declaration; BufferMismatchError before anything is allocated."""
+    spec = device_pool.spec
+    who = f"pool '{spec.pool}' ({spec.family})"
+    if set(device_pool.layers) != {buffer.name for buffer in spec.buffers}:
+        raise _mismatch(
+            who, f"buffers {sorted(device_pool.layers)}", f"{sorted(b.name for b in spec.buffers)}"
+        )
+    for buffer in spec.buffers:
+        layers = device_pool.layers[buffer.name]
+        if len(layers) != spec.layer_count:
+            raise _mismatch(f"{who}, {buffer.name}", f"{len(layers)} layers", f"{spec.layer_count}")
+        for number, layer in enumerate(layers):
+            _check_layer(f"{who}, {buffer.name}, layer {number}", layer, buffer)
+        strides = {layer.stride(0) * layer.element_size() for layer in layers if layer.shape[0] > 1}
+        if len(strides) > 1:
+            raise _mismatch(f"{who}, {buffer.name}", f"row strides {sorted(strides)}", "one in all layers")
+
+
+def device_table(
+    device_pool: DevicePool, buffer: BufferSpec, runtime: DeviceRuntime, device: int
+) -> KernelTable:
+    """The addresses of a buffer's device rows; refuses a tensor of another device."""
+    layers = device_pool.layers[buffer.name]
+    spec = device_pool.spec
+    strides = [layer.stride(0) * layer.element_size() for layer in layers]
+    stride = strides[0] if strides else buffer.row_bytes
+    ranges = [runtime.device_range(layer, device) for layer in layers]
+    return KernelTable(
+        bases=[[seen.start for seen in ranges]],
+        homes=[[runtime.allocation_of(layer) for layer in layers]],
+        first_pages=[0],
+        grid=RowGrid(
+            pages=device_pool.pages or 0,
+            layers=spec.layer_count,
+            page_rows=spec.page_rows,
+            row_bytes=buffer.row_bytes,
+        ),
+        page_stride=stride * spec.page_rows,
+        row_stride=stride,
+        device=device,
+        provenance=Provenance.DEVICE_MEMORY,
+    )
+
+
+def build_pointer_tables(spec: PoolSpec, buffers: PoolBuffers, device: int) -> PoolTables:
+    """The core's pointer tables for strided rows: aliases asked of the runtime per registration.
+
+    Args:
+        spec: the pool's declaration.
+        buffers: its host and device rows.
+        device: ordinal of the device that the tables are for.
+    """
+    return tuple(
+        BufferTables(
+            host=host_table(b.memory.segments, b.grid, b.strides),
+            host_kernel=host_kernel_table(
+                b.memory.segments,
+                [buffers.runtime.alias(segment.host, device) for segment in b.memory.segments],
+                b.grid,
+                b.strides,
+                device,
+            ),
+            device=device_table(buffers.device, b.spec, buffers.runtime, device),
+        )
+        for b in buffers.host
+    )
+
+
+class HostPool:
+    """The host rows of one pool.
+
+    Args:
+        device_pool: the declaration and the device rows it mirrors.
+        layout: the host layout.
+        pages: host pages.
+        runtime: the runtime that registers the memory.
+        max_registration_bytes: largest registration that is tried.
+
+    Raises:
+        BufferMismatchError: the device tensors are not what the declaration says.
+        HostMemoryError: memory was refused; nothing is left behind.
+    """
+
+    def __init__(
+        self,
+        device_pool: DevicePool,
+        layout: Layout,
+        pages: int,
+        runtime: DeviceRuntime,
+        *,
+        max_registration_bytes: int = MAX_REGISTRATION_BYTES,
+    ) -> None:
+        check_device_pool(device_pool)
+        self.spec = device_pool.spec
+        self.device_pool = device_pool
+        self.pages = pages
+        self.runtime = runtime
+        self.tables: PoolTables = ()
+        self.backup_way: Way | None = None
+        self.load_way: Way | None = None
+        made: list[HostBuffer] = []
+        try:
+            for buffer in self.spec.buffers:
+                made.append(self._make(buffer, layout, max_registration_bytes))
+        except Exception:
+            for host_buffer in reversed(made):
+                host_buffer.memory.destroy()
+            raise
+        self.buffers = tuple(made)
+
+    def _make(self, buffer: BufferSpec, layout: Layout, max_registration_bytes: int) -> HostBuffer:
+        grid = RowGrid(
+            pages=self.pages,
+            layers=self.spec.layer_count,
+            page_rows=self.spec.page_rows,
+            row_bytes=buffer.row_bytes,
+        )
+        strides = layout.strides(grid)
+        memory = HostMemory(
+            grid.nbytes,
+            strides.copy_unit,
+            self.runtime,
+            who=f"pool '{self.spec.pool}', {buffer.name}",
+            max_registration_bytes=max_registration_bytes,
+        )
+        return HostBuffer(spec=buffer, grid=grid, strides=strides, memory=memory)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory of all buffers."""
+        return sum(buffer.grid.nbytes for buffer in self.buffers)
+
+    def pool_buffers(self) -> PoolBuffers:
+        """What the pointer tables of this pool are made of."""
+        return PoolBuffers(host=self.buffers, device=self.device_pool, runtime=self.runtime)
+
+    def bind(self, tables: PoolTables, plan: PoolPlan, ring: StagingRing, device: int) -> None:
+        """Give the pool its tables and the ways that the plan names."""
+        self.tables = tables
+        self.backup_way = _WAYS[plan.backup](self, ring, device, True)
+        self.load_way = _WAYS[plan.load](self, ring, device, False)
+
+    def destroy(self) -> None:
+        """Unregister and release the host memory; a second call does nothing."""
+        for buffer in reversed(self.buffers):
+            buffer.memory.destroy()
+
+
+def _copy_way(pool: HostPool, ring: StagingRing, device: int, host_is_target: bool) -> Way:
+    return CopyWay(pool.tables, pool.runtime, host_is_target=host_is_target)
+
+
+def _kernel_way(pool: HostPool, ring: StagingRing, device: int, host_is_target: bool) -> Way:
+    kernels = pool.runtime.kernels
+    assert kernels is not None, "the solver plans no kernel for a runtime without kernels"
+    return KernelWay(pool.tables, pool.runtime, kernels, device, host_is_target=host_is_target)
+
+
+def _staged_way(pool: HostPool, ring: StagingRing, device: int, host_is_target: bool) -> Way:
+    kernels = pool.runtime.kernels
+    assert kernels is not None, "the solver plans no kernel for a runtime without kernels"
+    return StagedWay(pool.tables, pool.runtime, kernels, device, ring)
+
+
+_WAYS: Mapping[Path, Callable[[HostPool, StagingRing, int, bool], Way]] = {
+    Path.COPIES: _copy_way,
+    Path.KERNEL: _kernel_way,
+    Path.STAGED: _staged_way,
+}

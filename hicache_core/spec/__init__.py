@@ -1,0 +1,42 @@
+"""Declarations: pools, layouts, capabilities and platforms, as frozen values. No torch here."""
+
+from hicache_core.spec.capability import (
+    SERVED_PAIRS,
+    Capabilities,
+    Capability,
+    Verdict,
+    default_capabilities,
+    not_applicable,
+    supported,
+    unsupported,
+)
+from hicache_core.spec.layout import IO_BACKENDS, LAYOUTS, Layout, RowGrid, Strides, layout_named
+from hicache_core.spec.platform import PLATFORMS, Alias, CopyKind, Platform, platform_named
+from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, RowUnit
+
+__all__ = [
+    "IO_BACKENDS",
+    "LAYOUTS",
+    "PLATFORMS",
+    "SERVED_PAIRS",
+    "Alias",
+    "BufferSpec",
+    "Capabilities",
+    "Capability",
+    "CopyKind",
+    "IndexSpace",
+    "Layout",
+    "Platform",
+    "PoolGeometry",
+    "PoolSpec",
+    "RowGrid",
+    "RowUnit",
+    "Strides",
+    "Verdict",
+    "default_capabilities",
+    "layout_named",
+    "not_applicable",
+    "platform_named",
+    "supported",
+    "unsupported",
+]

@@ -1,0 +1,111 @@
+"""Facts about a device and its runtime, as values; nothing here looks at the machine.
+
+Sources: registered memory and aliases as published with sglang#35233 (MI355X, ROCm 7.2), the WSL2 report of
+the same fault on an RTX 5090, and measurements on an H200 (driver 580, CUDA 13.0).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from hicache_core.errors import UnknownNameError
+from hicache_core.spec.checks import name as a_name
+
+
+class Alias(enum.Enum):
+    """How the device address of registered host memory relates to its CPU address."""
+
+    EQUAL = "equal"
+    DISTINCT = "distinct"
+    NONE = "none"
+    """Nothing is registered: the framework pins, and kernels are given raw addresses."""
+
+
+class CopyKind(enum.Enum):
+    """Kinds of runtime copies; what they accept is a fact per kind."""
+
+    ONE_D = "1d"
+    TWO_D = "2d"
+    BATCH = "batch"
+
+
+def _kinds(kinds: Iterable[CopyKind]) -> frozenset[CopyKind]:
+    return frozenset(kinds)
+
+
+@frozen(kw_only=True)
+class Platform:
+    """A platform profile.
+
+    Args:
+        name: the name that operators give.
+        vendor: ``sim``, ``cuda``, ``rocm``, ``npu``, ``musa`` or ``xpu``.
+        alias: device address of registered memory against its CPU address.
+        copy_accepts_host_address: kinds of copy that take the CPU address of registered memory; the others
+            need its alias.
+        kernel_loads_page_first: whether page_first loads go through a kernel (else through runtime copies).
+        kernel_layer_first: whether kernel + layer_first is served without asking.
+        staged_required: whether a backup under kernel + page_first must be staged.
+        has_kernels: whether this project has kernels for it.
+    """
+
+    name: str = field(validator=a_name())
+    vendor: str = field(validator=a_name())
+    alias: Alias = field(validator=v.instance_of(Alias))
+    copy_accepts_host_address: frozenset[CopyKind] = field(default=frozenset(CopyKind), converter=_kinds)
+    kernel_loads_page_first: bool = True
+    kernel_layer_first: bool = True
+    staged_required: bool = False
+    has_kernels: bool = True
+
+
+def _rocm(name: str, alias: Alias) -> Platform:
+    return Platform(
+        name=name,
+        vendor="rocm",
+        alias=alias,
+        kernel_loads_page_first=False,
+        kernel_layer_first=False,
+        staged_required=True,
+    )
+
+
+def _framework_pinned(vendor: str) -> Platform:
+    return Platform(name=vendor, vendor=vendor, alias=Alias.NONE, has_kernels=False)
+
+
+PLATFORMS = {
+    platform.name: platform
+    for platform in (
+        Platform(name="cpu-sim", vendor="sim", alias=Alias.EQUAL),
+        Platform(name="cuda", vendor="cuda", alias=Alias.EQUAL),
+        Platform(
+            name="cuda-wsl2",
+            vendor="cuda",
+            alias=Alias.DISTINCT,
+            copy_accepts_host_address=frozenset((CopyKind.ONE_D, CopyKind.TWO_D)),
+        ),
+        _rocm("rocm", Alias.EQUAL),
+        _rocm("rocm-mi355x", Alias.DISTINCT),
+        _framework_pinned("npu"),
+        _framework_pinned("musa"),
+        _framework_pinned("xpu"),
+    )
+}
+
+
+def platform_named(name: str) -> Platform:
+    """The profile of that name; raises UnknownNameError listing the names that exist."""
+    try:
+        return PLATFORMS[name]
+    except KeyError:
+        raise UnknownNameError(
+            who="platform",
+            got=repr(name),
+            expected=f"one of {', '.join(PLATFORMS)}",
+            remedy="Give one of these with --platform.",
+        ) from None

@@ -1,0 +1,146 @@
+"""What a family declares about a pool: its buffers, the unit of its rows and the space that indexes them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from hicache_core.errors import SpecError
+from hicache_core.spec.checks import int_tuple, name, whole
+
+
+class RowUnit(enum.Enum):
+    """What one row of a pool holds in one layer of one buffer."""
+
+    PAGE = "page"
+    """All slots of a page, in one run of bytes."""
+    TOKEN = "token"
+    """One token slot."""
+    SLOT = "slot"
+    """One checkpoint; its index space has pages of one slot."""
+
+
+@frozen(kw_only=True)
+class IndexSpace:
+    """A space of slots; page p owns slots ``p * page_slots`` to ``(p + 1) * page_slots - 1``.
+
+    Args:
+        name: name of the space, unique in a model.
+        page_slots: slots of one page, at least 1.
+    """
+
+    name: str = field(validator=name())
+    page_slots: int = field(validator=whole(1))
+
+
+@frozen(kw_only=True)
+class PoolGeometry:
+    """What a model says about one pool; a family turns it into a :class:`PoolSpec`.
+
+    Args:
+        pool: name of the pool in its model.
+        family: the family that declares it.
+        index_space: the space whose slots name its rows.
+        layer_ids: model layer of each of the pool's own layers, ascending; may be empty.
+        params: the family's own figures, as its geometry schema lists them.
+        anchor: whether this pool's slots name the pages of the group.
+    """
+
+    pool: str = field(validator=name())
+    family: str = field(validator=name())
+    index_space: IndexSpace = field(validator=v.instance_of(IndexSpace))
+    layer_ids: tuple[int, ...] = field(converter=int_tuple)
+    params: Mapping[str, Any] = field(factory=dict)
+    anchor: bool = field(default=False, validator=v.instance_of(bool))
+
+    def number(self, figure: str, default: int | None = None) -> int:
+        """The whole number ``figure`` of the geometry; SpecError where it is absent or not positive."""
+        value = self.params.get(figure, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SpecError(
+                who=f"pool '{self.pool}' ({self.family})",
+                got=f"geometry {figure}={value!r}",
+                expected="a whole number of at least 1",
+                remedy=f"Give {figure} in the model file.",
+            )
+        return value
+
+
+@frozen(kw_only=True)
+class BufferSpec:
+    """A named series of rows, one series per layer.
+
+    Args:
+        name: name of the buffer, unique in its pool (``k``, ``v``, ``kv``).
+        row_bytes: bytes of one row of one layer, the same on host and device.
+    """
+
+    name: str = field(validator=name())
+    row_bytes: int = field(validator=whole(1))
+
+
+def _buffer_tuple(buffers: Iterable[BufferSpec]) -> tuple[BufferSpec, ...]:
+    return tuple(buffers)
+
+
+def _buffers(buffers: Iterable[BufferSpec]) -> tuple[BufferSpec, ...]:
+    return tuple(buffers)
+
+
+@frozen(kw_only=True)
+class PoolSpec:
+    """The declaration of a pool: buffers that share one index space.
+
+    Args:
+        pool: name of the pool in its group.
+        family: the family that declared it.
+        index_space: the space whose slots name its rows.
+        row_unit: what one row holds.
+        layer_ids: model layer of each of the pool's own layers, ascending.
+        buffers: the buffers, in the order in which a flat page holds them; none for a logical anchor.
+        anchor: whether this pool's slots name the pages of the group.
+    """
+
+    pool: str = field(validator=name())
+    family: str = field(validator=name())
+    index_space: IndexSpace = field(validator=v.instance_of(IndexSpace))
+    row_unit: RowUnit = field(validator=v.instance_of(RowUnit))
+    layer_ids: tuple[int, ...] = field(converter=int_tuple)
+    buffers: tuple[BufferSpec, ...] = field(converter=_buffer_tuple)
+    anchor: bool = field(default=False, validator=v.instance_of(bool))
+
+    def __attrs_post_init__(self) -> None:
+        if list(self.layer_ids) != sorted(set(self.layer_ids)) or any(i < 0 for i in self.layer_ids):
+            self._refuse(f"layer_ids {self.layer_ids}", "distinct model layers in ascending order from 0")
+        names = [buffer.name for buffer in self.buffers]
+        if len(set(names)) != len(names):
+            self._refuse(f"buffers {names}", "a name once")
+        if self.row_unit is RowUnit.SLOT and self.index_space.page_slots != 1:
+            self._refuse(f"slot rows in pages of {self.index_space.page_slots}", "pages of one slot")
+
+    def _refuse(self, got: str, expected: str) -> None:
+        raise SpecError(
+            who=f"pool '{self.pool}' ({self.family})",
+            got=got,
+            expected=expected,
+            remedy="Correct the declaration.",
+        )
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that the pool itself has."""
+        return len(self.layer_ids)
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of one page in one layer: one, or one per slot where rows are tokens."""
+        return self.index_space.page_slots if self.row_unit is RowUnit.TOKEN else 1
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: all layers of all buffers."""
+        return sum(b.row_bytes for b in self.buffers) * self.page_rows * self.layer_count

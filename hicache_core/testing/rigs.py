@@ -1,0 +1,248 @@
+"""Rigs: a controller over the simulator, with device rows of distinct bytes and guard pages around them.
+
+The device memory of a layer is a grid of rows. Its first and last pages are guards that no tensor of the pool
+covers, and each row may be followed by a gap, so that a transfer that reaches past its rows is seen::
+
+    [guard page][page 0][page 1]...[page n-1][guard page]      page: page_rows rows
+    row: [row_bytes][gap_bytes]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from attrs import field, frozen
+from attrs import validators as v
+
+from hicache_core.controller import Controller, ControllerConfig
+from hicache_core.device.sim import SimRuntime
+from hicache_core.plugins import PluginRegistry
+from hicache_core.pool import DevicePool, HostPool
+from hicache_core.spec import BufferSpec, PoolSpec
+from hicache_core.testing.oracle import (
+    Bytes,
+    HostShape,
+    PagePair,
+    distinct_bytes,
+    distinct_rows,
+    expected_device_rows,
+    expected_host_bytes,
+    first_difference,
+    poison,
+)
+from hicache_core.testing.stand_ins import registry_of
+
+Int64Array = npt.NDArray[np.int64]
+Snapshot = dict[tuple[str, str, str], Bytes]
+"""All bytes of a rig: (side, pool, buffer) to the flat host bytes, or to uint8[layers, rows, stride]."""
+
+
+@frozen(kw_only=True)
+class DeviceOptions:
+    """How the device rows of a rig lie in memory.
+
+    Args:
+        pages: device pages of each pool.
+        gap_bytes: bytes between the end of a row and the start of the next.
+        dtype: element type of the tensors.
+        slab: whether the layers of a buffer are cut from one allocation, else each has its own.
+        guard_pages: pages before and after the pool's own that nothing may touch.
+    """
+
+    pages: int = field(default=12, validator=v.ge(1))
+    gap_bytes: int = field(default=0, validator=v.ge(0))
+    dtype: torch.dtype = torch.uint8
+    slab: bool = False
+    guard_pages: int = field(default=1, validator=v.ge(0))
+
+
+class DeviceRows:
+    """The device rows of one buffer, guards and gaps included.
+
+    Args:
+        spec: the declaration of the pool.
+        buffer: the buffer.
+        runtime: the simulator that they are allocated on.
+        options: how they lie.
+        device: ordinal of the device.
+    """
+
+    def __init__(
+        self, spec: PoolSpec, buffer: BufferSpec, runtime: SimRuntime, options: DeviceOptions, device: int
+    ) -> None:
+        guard = options.guard_pages * spec.page_rows
+        count = options.pages * spec.page_rows
+        stride = buffer.row_bytes + options.gap_bytes
+        shape = (count + 2 * guard, stride)
+        layers = spec.layer_count
+        if options.slab:
+            self.memory = list(runtime.allocate(layers * shape[0] * stride, device).view(layers, *shape))
+        else:
+            self.memory = [runtime.allocate(shape[0] * stride, device).view(shape) for _ in range(layers)]
+        self._inside = slice(guard, guard + count), slice(0, buffer.row_bytes)
+        elements = buffer.row_bytes // options.dtype.itemsize
+        self.tensors = [m.view(options.dtype)[self._inside[0], :elements] for m in self.memory]
+        for layer, memory in enumerate(self.memory):
+            labels = "device", spec.pool, buffer.name, layer
+            memory.numpy()[...] = distinct_rows(*labels, rows=shape[0], row_bytes=stride)
+
+    def rows_in(self, memory: Bytes) -> list[Bytes]:
+        """The rows of each layer, without guards and gaps, as views of a copy of the memory."""
+        return [layer[self._inside] for layer in memory]
+
+    def rows(self) -> list[Bytes]:
+        """The rows of each layer as they are now, as views."""
+        return [memory.numpy()[self._inside] for memory in self.memory]
+
+    def copied(self) -> Bytes:
+        """Every byte of every layer: uint8[layers, rows, stride], a copy."""
+        if not self.memory:
+            return np.empty((0, 0, 0), dtype=np.uint8)
+        return np.stack([memory.numpy() for memory in self.memory])
+
+
+class Rig:
+    """A controller with the device rows that it moves. Close it, or use it as a context.
+
+    Args:
+        specs: the declarations, exactly one an anchor.
+        config: the operator's choices.
+        runtime: the simulator.
+        options: how the device rows lie.
+        registry: the plugins that own the families; one that owns these and adds nothing where absent.
+        device: ordinal of the device.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[PoolSpec],
+        config: ControllerConfig,
+        runtime: SimRuntime,
+        *,
+        options: DeviceOptions | None = None,
+        registry: PluginRegistry | None = None,
+        device: int = 0,
+    ) -> None:
+        self.runtime = runtime
+        self.layout = config.layout
+        chosen = options or DeviceOptions()
+        self.device_rows = {
+            spec.pool: {b.name: DeviceRows(spec, b, runtime, chosen, device) for b in spec.buffers}
+            for spec in specs
+        }
+        pools = [
+            DevicePool(
+                spec=spec,
+                layers={name: rows.tensors for name, rows in self.device_rows[spec.pool].items()},
+            )
+            for spec in specs
+        ]
+        self.controller = Controller(config, pools, runtime, registry or registry_of(specs), device=device)
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.controller.close()
+
+    @property
+    def page_slots(self) -> int:
+        """Slots of one page of the anchor's index space."""
+        return self.controller.group.anchor.spec.index_space.page_slots
+
+    def slots(self, pages: Iterable[int]) -> Int64Array:
+        """The slots of some pages, page by page: int64[n * page_slots]."""
+        size = self.page_slots
+        return np.array([page * size + i for page in pages for i in range(size)], dtype=np.int64)
+
+    def allocate(self, pages: int) -> list[int]:
+        """Allocate host pages; their numbers."""
+        group = self.controller.group
+        got = group.allocate({group.anchor_space: pages * self.page_slots})
+        assert got is not None, f"no {pages} host pages are free"
+        numbers = got[group.anchor_space][:: self.page_slots] // self.page_slots
+        return [int(page) for page in numbers]
+
+    def host_bytes(self, pool: str, buffer: str) -> Bytes:
+        """The flat bytes of a host buffer, as a view."""
+        (owner,) = (p for p in self.controller.group.pools if p.spec.pool == pool)
+        return next(b.memory.view for b in owner.buffers if b.spec.name == buffer)
+
+    def fill_host(self) -> None:
+        """Distinct bytes in every host buffer."""
+        for pool in self.controller.group.pools:
+            for b in pool.buffers:
+                view = b.memory.view
+                view[...] = distinct_bytes("host", pool.spec.pool, b.spec.name, nbytes=view.size)
+
+    def poison_host(self) -> None:
+        """Poison every host byte."""
+        for pool in self.controller.group.pools:
+            for b in pool.buffers:
+                poison(b.memory.view)
+
+    def poison_device(self) -> None:
+        """Poison every device byte, guards and gaps included."""
+        for rows in self._all_device_rows():
+            for memory in rows.memory:
+                poison(memory.numpy())
+
+    def _all_device_rows(self) -> Iterable[DeviceRows]:
+        return (rows for buffers in self.device_rows.values() for rows in buffers.values())
+
+    def snapshot(self) -> Snapshot:
+        """A copy of every byte of both sides."""
+        taken: Snapshot = {}
+        for pool in self.controller.group.pools:
+            name = pool.spec.pool
+            for b in pool.buffers:
+                taken["host", name, b.spec.name] = b.memory.view.copy()
+                taken["device", name, b.spec.name] = self.device_rows[name][b.spec.name].copied()
+        return taken
+
+    def after_backup(self, before: Snapshot, pairs: Sequence[PagePair]) -> Snapshot:
+        """What the oracle says of every byte after a backup of ``pairs``."""
+        after = dict(before)
+        for pool, buffer, shape in self._shapes():
+            host = before["host", pool, buffer]
+            device = self.device_rows[pool][buffer].rows_in(before["device", pool, buffer])
+            after["host", pool, buffer] = expected_host_bytes(host, self.layout, shape, device, pairs)
+        return after
+
+    def after_load(self, before: Snapshot, pairs: Sequence[PagePair]) -> Snapshot:
+        """What the oracle says of every byte after a load of ``pairs``."""
+        after = dict(before)
+        for pool, buffer, shape in self._shapes():
+            memory = before["device", pool, buffer].copy()
+            device = self.device_rows[pool][buffer].rows_in(memory)
+            loaded = expected_device_rows(device, self.layout, shape, before["host", pool, buffer], pairs)
+            for rows, new in zip(device, loaded, strict=True):
+                rows[...] = new
+            after["device", pool, buffer] = memory
+        return after
+
+    def _shapes(self) -> Iterable[tuple[str, str, HostShape]]:
+        for pool in self.controller.group.pools:
+            for b in pool.spec.buffers:
+                yield pool.spec.pool, b.name, host_shape(pool, b)
+
+
+def host_shape(pool: HostPool, buffer: BufferSpec) -> HostShape:
+    """The rows of a host buffer, for the oracle."""
+    spec = pool.spec
+    return HostShape(
+        pages=pool.pages, layers=spec.layer_count, page_rows=spec.page_rows, row_bytes=buffer.row_bytes
+    )
+
+
+def differences(got: Snapshot, expected: Snapshot) -> list[str]:
+    """Where two snapshots differ, one line a buffer; empty where every byte is equal."""
+    assert got.keys() == expected.keys()
+    found = ((key, first_difference(got[key], expected[key])) for key in expected)
+    return [f"{' '.join(key)}: {text}" for key, text in found if text]

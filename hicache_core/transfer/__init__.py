@@ -1,0 +1,1 @@
+"""Movement: planning, ways to move, staging, and the engine that orders them."""

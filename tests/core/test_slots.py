@@ -1,0 +1,421 @@
+"""Slots: one owner each, a guard on every change, groups all or nothing."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hicache_core.device.sim import SimRuntime
+from hicache_core.errors import IncompatibleError, IndicesError, PageContractError, SlotError, UnknownNameError
+from hicache_core.group import HostGroup
+from hicache_core.memory.slots import PageAllocator, slots_of
+from hicache_core.pool import DevicePool, HostPool
+from hicache_core.spec import BufferSpec, IndexSpace, PoolSpec, RowUnit, layout_named
+from hicache_core.testing.rigs import Rig
+
+P = 4
+MakeRig = Callable[..., Rig]
+
+
+def _allocator(pages: int = 6, *, page_slots: int = P, reserved: int = 0) -> PageAllocator:
+    space = IndexSpace(name="full", page_slots=page_slots)
+    return PageAllocator(space, pages, who="test", reserved=reserved)
+
+
+def _slots(*pages: int) -> np.ndarray:
+    return slots_of(np.array(pages, dtype=np.int64), P)
+
+
+def _refused_unchanged(allocator: PageAllocator, slots: object, error: type[Exception]) -> Exception:
+    """Freeing is refused with ``error``, and the next allocations are those of an untouched allocator."""
+    before = allocator.free_slots
+    with pytest.raises(error) as caught:
+        allocator.free(slots)
+    assert allocator.free_slots == before
+    return caught.value
+
+
+def test_free_twice_in_two_calls_is_refused() -> None:
+    """I1: the second call names the slot and changes nothing."""
+    allocator = _allocator()
+    slots = allocator.allocate(2 * P)
+    assert slots is not None
+    allocator.free(slots)
+    error = _refused_unchanged(allocator, slots[P:], SlotError)
+    assert isinstance(error, SlotError)
+    assert error.code == "slot"
+    assert error.slots == (P,)
+
+
+def test_free_twice_in_one_call_is_refused() -> None:
+    """I1: nothing of such a call is taken back; the slots can still be freed once."""
+    allocator = _allocator()
+    slots = allocator.allocate(2 * P)
+    assert slots is not None
+    error = _refused_unchanged(allocator, np.concatenate((slots, slots[:P])), SlotError)
+    assert isinstance(error, SlotError)
+    assert error.slots == (0,)
+    allocator.free(slots)
+    assert allocator.free_pages == 6
+
+
+@pytest.mark.parametrize("page", [-1, 6, 1 << 40])
+def test_free_out_of_range_is_refused(page: int) -> None:
+    """I1: either way out of range; the owned page of the same call stays owned."""
+    allocator = _allocator()
+    slots = allocator.allocate(P)
+    assert slots is not None
+    error = _refused_unchanged(allocator, np.concatenate((slots, _slots(page))), IndicesError)
+    assert str(page * P) in str(error)
+    allocator.free(slots)
+
+
+@pytest.mark.parametrize("page", [-1, 6])
+def test_giving_back_a_page_out_of_range_is_refused(page: int) -> None:
+    """I1: the door of page numbers has the guard too; a negative number never counts from the end."""
+    allocator = _allocator()
+    allocator.allocate(6 * P)
+    with pytest.raises(SlotError) as caught:
+        allocator.give_back(np.array([0, page]))
+    assert caught.value.slots == (page * P,)
+    assert allocator.free_pages == 0
+
+
+def test_free_of_slots_that_nobody_owns_is_refused() -> None:
+    """I1: one stray page refuses the whole call."""
+    allocator = _allocator()
+    slots = allocator.allocate(P)
+    assert slots is not None
+    error = _refused_unchanged(allocator, np.concatenate((slots, _slots(3))), SlotError)
+    assert isinstance(error, SlotError)
+    assert error.slots == (3 * P,)
+    allocator.free(slots)
+
+
+def test_free_of_a_part_of_a_page_is_refused() -> None:
+    """I1: a page has one owner, so it is given back whole."""
+    allocator = _allocator()
+    slots = allocator.allocate(P)
+    assert slots is not None
+    _refused_unchanged(allocator, slots[: P - 1], PageContractError)
+    _refused_unchanged(allocator, slots[::-1].copy(), PageContractError)
+
+
+def test_reserved_pages_are_never_handed_out() -> None:
+    """I1: a padding page at the start has no owner and cannot be freed."""
+    allocator = _allocator(reserved=1)
+    slots = allocator.allocate(5 * P)
+    assert slots is not None
+    assert slots.min() == P
+    assert allocator.allocate(P) is None
+    _refused_unchanged(allocator, _slots(0), SlotError)
+
+
+@pytest.mark.parametrize("count", [0, -P, 1, P - 1, P + 1, 7 * P + 1])
+def test_allocating_a_partial_page_is_refused(count: int) -> None:
+    """I2: what is no positive multiple of the page is refused, never rounded, whether or not it would fit."""
+    allocator = _allocator()
+    with pytest.raises(SlotError) as caught:
+        allocator.allocate(count)
+    assert caught.value.code == "slot"
+    assert allocator.free_pages == 6
+
+
+def test_allocation_is_exact_or_none() -> None:
+    """I2: as many slots as asked, in whole pages, or None with nothing taken."""
+    allocator = _allocator()
+    slots = allocator.allocate(4 * P)
+    assert slots is not None
+    assert slots.dtype == np.int64
+    assert slots.tolist() == list(range(4 * P))
+    assert allocator.allocate(3 * P) is None
+    assert allocator.free_pages == 2
+    assert allocator.allocate(2 * P) is not None
+    assert allocator.allocate(P) is None
+
+
+@pytest.mark.parametrize("pages", [0, 6])
+def test_freeing_nothing_is_nothing(pages: int) -> None:
+    """I3: no count changes and the next allocation is the same, in an empty space too."""
+    allocator = _allocator(pages)
+    allocator.free(np.empty(0, dtype=np.int64))
+    allocator.free(torch.empty(0, dtype=torch.int64))
+    allocator.give_back(np.empty(0, dtype=np.int64))
+    assert allocator.free_pages == pages
+    if pages:
+        got = allocator.allocate(P)
+        assert got is not None
+        assert got[0] == 0
+
+
+def test_clear_leaves_the_initial_state() -> None:
+    """I4: the order of the next allocations included, however the ring had turned."""
+    allocator = _allocator()
+    first = allocator.allocate(4 * P)
+    assert first is not None
+    allocator.free(first[2 * P :])
+    allocator.allocate(3 * P)
+    allocator.clear()
+    assert allocator.free_pages == 6
+    _refused_unchanged(allocator, first, SlotError)
+    again = allocator.allocate(6 * P)
+    assert again is not None
+    assert again.tolist() == list(range(6 * P))
+
+
+def test_clear_is_refused_while_a_transfer_holds_a_page() -> None:
+    """I4, I35: pages that move are not handed to somebody else."""
+    allocator = _allocator()
+    pages = allocator.allocate_pages(2)
+    assert pages is not None
+    allocator.hold(pages[:1])
+    with pytest.raises(SlotError):
+        allocator.clear()
+    assert allocator.free_pages == 4
+    allocator.release(pages[:1])
+    allocator.clear()
+    assert allocator.free_pages == 6
+
+
+def test_held_pages_cannot_be_freed() -> None:
+    """I35: two transfers may hold one page; it can be freed after the second has ended."""
+    allocator = _allocator()
+    pages = allocator.allocate_pages(2)
+    assert pages is not None
+    allocator.hold(pages)
+    allocator.hold(pages[1:])
+    allocator.release(pages)
+    error = _refused_unchanged(allocator, _slots(0, 1), SlotError)
+    assert isinstance(error, SlotError)
+    assert error.slots == (P,)
+    allocator.release(pages[1:])
+    allocator.free(_slots(0, 1))
+
+
+def test_cost_of_free_follows_what_is_freed() -> None:
+    """I6: 64 slots of a pool of 6,600,000 are taken and given back within 64 KiB, not within a copy of the list."""
+    allocator = _allocator(6_600_000, page_slots=1)
+    tracemalloc.start()
+    try:
+        slots = allocator.allocate(64)
+        allocator.free(slots)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 10
+    assert allocator.free_slots == 6_600_000
+
+
+# Groups
+
+
+def _space(name: str, page_slots: int = P) -> IndexSpace:
+    return IndexSpace(name=name, page_slots=page_slots)
+
+
+def _pool(name: str, space: IndexSpace, pages: int, runtime: SimRuntime, *, anchor: bool = False) -> HostPool:
+    spec = PoolSpec(
+        pool=name,
+        family="rows",
+        index_space=space,
+        row_unit=RowUnit.TOKEN,
+        layer_ids=(0,),
+        buffers=(BufferSpec(name="b", row_bytes=16),),
+        anchor=anchor,
+    )
+    rows = torch.zeros((4, 16), dtype=torch.uint8)
+    return HostPool(DevicePool(spec=spec, layers={"b": [rows]}), layout_named("page_first"), pages, runtime)
+
+
+def _group() -> HostGroup:
+    """The anchor in space ``main`` (8 pages) with a derived pool, and pools of spaces ``a`` (4) and ``z`` (2)."""
+    runtime = SimRuntime()
+    main = _space("main")
+    return HostGroup(
+        [
+            _pool("zs", _space("z", 1), 2, runtime),
+            _pool("derived", main, 8, runtime),
+            _pool("as", _space("a", 2), 4, runtime),
+            _pool("kv", main, 8, runtime, anchor=True),
+        ]
+    )
+
+
+def _free(group: HostGroup) -> dict[str, int]:
+    return {name: allocator.free_slots for name, allocator in group.allocators.items()}
+
+
+FREE = {"main": 8 * P, "a": 8, "z": 2}
+
+
+def test_derived_pools_never_allocate() -> None:
+    """I5: the pools of one space share one allocator; statistics know spaces, not pools."""
+    group = _group()
+    assert _free(group) == FREE
+    assert {pool.spec.pool for pool in group.pools_of("main")} == {"kv", "derived"}
+    assert not hasattr(group.pools_of("main")[0], "allocate")
+    got = group.allocate({"main": 2 * P})
+    assert got is not None
+    assert set(got) == {"main"}
+    assert _free(group) == {**FREE, "main": 6 * P}
+
+
+def test_a_derived_pool_has_its_sources_pages() -> None:
+    """I5: a pool that rides on another's slots has at least as many; the anchor decides how many there are."""
+    runtime = SimRuntime()
+    pools = [_pool("kv", _space("main"), 8, runtime, anchor=True), _pool("d", _space("main"), 7, runtime)]
+    with pytest.raises(IncompatibleError) as caught:
+        HostGroup(pools)
+    assert [v.rule for v in caught.value.violations if hasattr(v, "rule")] == ["R6-derived-pages"]
+
+
+def test_group_allocation_goes_anchor_first_then_by_name() -> None:
+    """I7: every rank asks in one order, whatever the order of the demand or of the pools."""
+    group = _group()
+    asked: list[tuple[str, int]] = []
+
+    def reclaim(space: str, missing: int) -> None:
+        asked.append((space, missing))
+        allocator = group.allocator(space)
+        allocator.free(slots_of(np.arange(allocator.pages), allocator.space.page_slots))
+
+    for name, allocator in group.allocators.items():
+        assert allocator.allocate(FREE[name]) is not None
+    got = group.allocate({"z": 1, "a": 4, "main": 2 * P}, reclaim=reclaim)
+    assert asked == [("main", 2 * P), ("a", 4), ("z", 1)]
+    assert got is not None
+    assert {name: len(slots) for name, slots in got.items()} == {"main": 2 * P, "a": 4, "z": 1}
+
+
+def test_group_allocation_that_is_short_takes_nothing() -> None:
+    """I7: the last space is short by one slot; all counts are as before."""
+    group = _group()
+    assert group.allocate({"main": 2 * P, "a": 4, "z": 3}) is None
+    assert _free(group) == FREE
+
+
+def _raise_on(space: str) -> Callable[[str, int], None]:
+    def reclaim(name: str, missing: int) -> None:
+        if name == space:
+            raise KeyboardInterrupt
+
+    return reclaim
+
+
+@pytest.mark.parametrize("space", ["main", "a", "z"])
+def test_group_allocation_is_undone_when_reclaiming_raises(space: str) -> None:
+    """I7: whichever step raises, and whatever it raises, every free count is as before."""
+    group = _group()
+    demand = {"main": P, "a": 2, "z": 1, space: FREE[space] + group.allocator(space).space.page_slots}
+    with pytest.raises(KeyboardInterrupt):
+        group.allocate(demand, reclaim=_raise_on(space))
+    assert _free(group) == FREE
+
+
+@pytest.mark.parametrize(
+    ("demand", "error"),
+    [({"main": P, "a": 3}, SlotError), ({"main": P, "a": 0}, SlotError), ({"main": P, "b": 2}, UnknownNameError)],
+)
+def test_group_allocation_is_undone_when_a_demand_is_refused(
+    demand: dict[str, int], error: type[Exception]
+) -> None:
+    """I7: a demand that is not whole pages, or of a space that is not there, takes nothing."""
+    group = _group()
+    with pytest.raises(error):
+        group.allocate(demand)
+    assert _free(group) == FREE
+
+
+def test_group_free_is_all_or_nothing() -> None:
+    """I1: a stray slot of one space leaves the slots of the others owned."""
+    group = _group()
+    got = group.allocate({"main": P, "a": 2})
+    assert got is not None
+    before = _free(group)
+    with pytest.raises(SlotError):
+        group.free({"main": got["main"], "a": got["a"] + 2})
+    assert _free(group) == before
+    group.free(got)
+    assert _free(group) == FREE
+
+
+def test_pages_of_a_running_transfer_cannot_be_freed(make_rig: MakeRig) -> None:
+    """I35: neither a backup nor a load lets go of its host pages before it is acknowledged."""
+    rig = make_rig()
+    group = rig.controller.group
+    host = rig.slots(rig.allocate(2))
+    for move in (rig.controller.backup, rig.controller.load):
+        ticket = move(host, rig.slots([3, 5]))
+        with pytest.raises(SlotError):
+            group.free({"full": host})
+        ticket.wait()
+    group.free({"full": host})
+
+
+class _Model(RuleBasedStateMachine):
+    """The allocator against sets of pages."""
+
+    @initialize(pages=st.integers(1, 9), reserved=st.integers(0, 2))
+    def start(self, pages: int, reserved: int) -> None:
+        """A space of some pages, all free but the reserved."""
+        self.allocator = _allocator(pages, reserved=reserved)
+        self.pages = pages
+        self.all = set(range(min(reserved, pages), pages))
+        self.used: set[int] = set()
+
+    @rule(count=st.integers(-1, 10))
+    def allocate(self, count: int) -> None:
+        """Exactly the pages asked for, none of them owned, or None."""
+        if count < 1:
+            with pytest.raises(SlotError):
+                self.allocator.allocate(count * P)
+            return
+        got = self.allocator.allocate(count * P)
+        if count > len(self.all) - len(self.used):
+            assert got is None
+            return
+        assert got is not None
+        pages = set((got[::P] // P).tolist())
+        assert len(pages) == count
+        assert pages <= self.all - self.used
+        assert got.tolist() == slots_of(got[::P] // P, P).tolist()
+        self.used |= pages
+
+    @rule(pages=st.lists(st.integers(-1, 10), max_size=4))
+    def free(self, pages: list[int]) -> None:
+        """Refused unless every page is owned and named once."""
+        right = len(set(pages)) == len(pages) and set(pages) <= self.used
+        if right:
+            self.allocator.free(_slots(*pages))
+            self.used -= set(pages)
+        else:
+            with pytest.raises((SlotError, IndicesError)):
+                self.allocator.free(_slots(*pages))
+
+    @precondition(lambda self: self.used)
+    @rule(data=st.data())
+    def free_owned(self, data: st.DataObject) -> None:
+        """Owned pages in any order."""
+        pages = data.draw(st.lists(st.sampled_from(sorted(self.used)), unique=True))
+        self.free(pages)
+
+    @rule()
+    def clear(self) -> None:
+        """All pages are free again."""
+        self.allocator.clear()
+        self.used = set()
+
+    @invariant()
+    def counts_agree(self) -> None:
+        """The count is what the sets say."""
+        if hasattr(self, "all"):
+            assert self.allocator.free_pages == len(self.all) - len(self.used)
+
+
+TestAllocatorAgainstSets = _Model.TestCase
