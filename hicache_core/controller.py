@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from attrs import validators as v
 
 from hicache_core.compat import Plan, Query, solve
@@ -18,7 +18,7 @@ from hicache_core.memory.tables import BufferTables, PoolTables
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import DevicePool, HostPool, build_pointer_tables
 from hicache_core.spec import layout_named
-from hicache_core.transfer.engine import Engine
+from hicache_core.transfer.engine import Engine, load_groups
 from hicache_core.transfer.pairs import PagePairs, page_pairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES
 from hicache_core.transfer.ticket import Ticket
@@ -90,9 +90,12 @@ class Controller:
         _check_spaces(device_pools)
         highest = max((max(p.spec.layer_ids, default=-1) for p in device_pools), default=-1)
         layer_count = max(config.layer_count, highest + 1)
-        self.engine = Engine(runtime, device, layer_count, config.ring_bytes)
-        self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
+        page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
+        groups = load_groups(layer_count, sum(page_bytes) // max(len(page_bytes), 1))
+        self.engine = Engine(runtime, device, groups, config.ring_bytes)
         self.group = self._make_group(device_pools, device)
+        self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
+        self.engine.attach(self.group.pools)
         self._allocator = self.group.allocator(self.group.anchor_space)
 
     def _make_group(self, device_pools: Sequence[DevicePool], device: int) -> HostGroup:
@@ -132,7 +135,8 @@ class Controller:
         pool.bind(tables, plan, self.engine.ring, device)
         if plan.staged:
             writer = self._registry.ask(spec.family, "hicache_staged_write_back", pool=pool, device=device)
-            pool.backup_way = writer or pool.backup_way
+            if writer is not None and pool.ways is not None:
+                pool.ways = evolve(pool.ways, backup=writer)
 
     def _check_tables(self, pool: HostPool, tables: PoolTables) -> None:
         if len(tables) != len(pool.buffers) or not all(isinstance(t, BufferTables) for t in tables):
@@ -204,7 +208,7 @@ class Controller:
         release = functools.partial(self._allocator.release, pairs.host_pages)
         self._allocator.hold(pairs.host_pages)
         try:
-            return move(self.group.pools, pairs, after=after, on_acknowledged=release)
+            return move(pairs, after=after, on_acknowledged=release)
         except BaseException:
             release()
             raise

@@ -69,6 +69,14 @@ class PoolBuffers:
     runtime: DeviceRuntime
 
 
+@frozen(kw_only=True, eq=False)
+class PoolWays:
+    """How the rows of a pool move."""
+
+    backup: Way
+    load: Way
+
+
 def _mismatch(who: str, got: str, expected: str) -> BufferMismatchError:
     return BufferMismatchError(
         who=who,
@@ -190,8 +198,7 @@ class HostPool:
         self.pages = pages
         self.runtime = runtime
         self.tables: PoolTables = ()
-        self.backup_way: Way | None = None
-        self.load_way: Way | None = None
+        self.ways: PoolWays | None = None
         made: list[HostBuffer] = []
         try:
             for buffer in self.spec.buffers:
@@ -231,8 +238,10 @@ class HostPool:
     def bind(self, tables: PoolTables, plan: PoolPlan, ring: StagingRing, device: int) -> None:
         """Give the pool its tables and the ways that the plan names."""
         self.tables = tables
-        self.backup_way = _WAYS[plan.backup](self, ring, device, True)
-        self.load_way = _WAYS[plan.load](self, ring, device, False)
+        self.ways = PoolWays(
+            backup=_WAYS[plan.backup](self, ring, device, True),
+            load=_WAYS[plan.load](self, ring, device, False),
+        )
 
     def destroy(self) -> None:
         """Unregister and release the host memory; a second call does nothing."""

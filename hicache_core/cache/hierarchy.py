@@ -78,9 +78,8 @@ class HierarchicalCache:
         match = self.index.match(keys)
         missing = len(keys) - match.device_blocks
         self.index.lock(keys)
-        fresh = self._room(self.index.device, self._device, missing)
+        fresh = self._room(self.index.device, self._device, missing, at_least=missing)
         if len(fresh) < missing:
-            self._give_back(self._device, fresh)
             self.index.unlock(keys)
             raise CapacityError(
                 who="cache",
@@ -114,13 +113,18 @@ class HierarchicalCache:
         """Make all blocks resident on the device and start the backups that the policy wants.
 
         Blocks for which the host has no room are dropped from the backup, the last ones first, and counted.
+        Where another request made a block resident meanwhile, its pages take the place of the admission's.
 
         Raises:
             TransferError: the backup was refused; the blocks are resident on the device and count as dropped.
         """
         keys = admission.keys
-        for key, pages in zip(keys, admission.pages, strict=True):
-            self.index.device.insert(key, pages)
+        for position, key in enumerate(keys[admission.match.device_blocks :], admission.match.device_blocks):
+            if key in self.index.device:
+                self._give_back(self._device, admission.pages[position])
+                admission.pages[position] = self.index.device.pages(key)
+            else:
+                self.index.device.insert(key, admission.pages[position])
         wanted = self._policy.to_back_up(keys, self.index.host)
         host_pages = self._room(self.index.host, self._host, len(wanted))
         admission.dropped_blocks = len(wanted) - len(host_pages)
@@ -147,18 +151,31 @@ class HierarchicalCache:
                 admission.dropped_blocks += len(admission.backed_up)
             else:
                 for position, pages in zip(admission.backed_up, admission.host_pages, strict=True):
-                    self.index.host.insert(admission.keys[position], pages)
+                    self._keep_on_host(admission.keys[position], pages)
         self.index.touch(admission.keys)
         self.index.unlock(admission.keys)
 
-    def _room(self, tier: Tier, allocator: PageAllocator, blocks: int) -> Int64Array:
-        """Pages for ``blocks`` blocks, or for as many as fit: int64[n, block_pages]."""
-        short = blocks - allocator.free_pages // self._block_pages
-        freed = tier.evict(short)
+    def _keep_on_host(self, key: Key, pages: Int64Array) -> None:
+        if key in self.index.host:
+            # The backup of another request came first.
+            self._give_back(self._host, pages)
+        else:
+            self.index.host.insert(key, pages)
+
+    def _room(self, tier: Tier, allocator: PageAllocator, blocks: int, at_least: int = 0) -> Int64Array:
+        """Pages for ``blocks`` blocks, or for as many as fit: int64[n, block_pages].
+
+        Where that are fewer than ``at_least``, there are none and nothing is given up.
+        """
+        free = allocator.free_pages // self._block_pages
+        victims = tier.victims(blocks - free)
+        count = min(blocks, free + len(victims))
+        if count < at_least:
+            count, victims = 0, []
+        freed = tier.evict(victims)
         if freed:
             # In ascending order, so that pages handed out together are neighbours again.
             allocator.give_back(np.sort(np.concatenate(freed)))
-        count = min(blocks, allocator.free_pages // self._block_pages)
         pages = allocator.allocate_pages(count * self._block_pages) if count else None
         return (np.empty(0, dtype=np.int64) if pages is None else pages).reshape(-1, self._block_pages)
 

@@ -7,6 +7,7 @@ its parent and giving up the oldest never cuts a prefix in two.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -59,16 +60,14 @@ class Tier:
             if key in self._pages:
                 self._pages.move_to_end(key)
 
-    def evict(self, count: int) -> list[Int64Array]:
-        """Give up the ``count`` oldest blocks that no request uses, or as many as there are; their pages."""
-        victims: list[Key] = []
-        if count > 0:
-            for key in self._pages:
-                if key not in self._locks:
-                    victims.append(key)
-                    if len(victims) == count:
-                        break
-        return [self._pages.pop(key) for key in victims]
+    def victims(self, count: int) -> list[Key]:
+        """The ``count`` oldest blocks that no request uses, or as many as there are."""
+        unused = (key for key in self._pages if key not in self._locks)
+        return list(itertools.islice(unused, max(count, 0)))
+
+    def evict(self, keys: Sequence[Key]) -> list[Int64Array]:
+        """Give up some resident blocks; their pages."""
+        return [self._pages.pop(key) for key in keys]
 
 
 @frozen(kw_only=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+
+_PIPE_COLUMNS = 200
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema.")
 
@@ -26,5 +29,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     console = Console(markup=False, highlight=False)
-    # A pipe has no width of its own: lines there are as long as they need to be.
-    console.print(table, width=None if console.is_terminal else 200)
+    if not console.is_terminal:
+        # A pipe has no width of its own, and 80 columns would fold most cells.
+        console.width = _PIPE_COLUMNS
+    console.print(table)
+
+
+@contextmanager
+def written_for(option: str) -> Iterator[None]:
+    """Report as misuse of ``option`` that its file, or the folder of it, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise click.BadParameter(f"{error.filename}: {error.strerror}", param_hint=option) from error

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from hicache_core.cache.policies import POLICIES
-from hicache_core.cli.output import json_option, print_json, print_table
+from hicache_core.cli.output import json_option, print_json, print_table, written_for
 from hicache_core.plugins import load_plugins
-from hicache_core.spec import IO_BACKENDS, LAYOUTS, PLATFORMS
+from hicache_core.spec import DEVICES, IO_BACKENDS, LAYOUTS, PLATFORMS
 
 _positive = click.IntRange(min=1)
 _OPTIONS = (
@@ -36,7 +36,7 @@ _OPTIONS = (
     ),
     click.option("--limit", type=_positive, help="Replay at most N requests."),
     click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--device", type=click.Choice(["sim"]), default="sim", show_default=True),
+    click.option("--device", type=click.Choice(DEVICES), default="sim", show_default=True),
 )
 
 
@@ -57,11 +57,19 @@ def replay(path: Path, report: Path | None, as_json: bool, **choices: Any) -> No
     Exit 1 if a byte was wrong or a transfer failed, 2 if the trace cannot be read or the combination cannot
     work.
     """
+    import torch
+
     from hicache_core.replay.report import write_report
     from hicache_core.replay.runner import Replay
     from hicache_core.replay.setup import ReplayConfig
     from hicache_core.replay.trace import read_trace
 
+    # The content of a page is too small to share out: threads that wait for one another only cost time.
+    torch.set_num_threads(1)
+    if report is not None:
+        # Before the work, so that a name that cannot be written costs nothing.
+        with written_for("--report"):
+            report.parent.mkdir(parents=True, exist_ok=True)
     requests = read_trace(path)
     first = next(requests)
     run = Replay(ReplayConfig(**choices), load_plugins(), first.block_tokens)
@@ -72,7 +80,8 @@ def replay(path: Path, report: Path | None, as_json: bool, **choices: Any) -> No
     finally:
         run.close()
     if report is not None:
-        write_report(report, result)
+        with written_for("--report"):
+            write_report(report, result)
     if as_json:
         print_json(result.pop("schema"), **result)
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hicache_core.cli.output import json_option, print_json, print_table
+from hicache_core.cli.output import json_option, print_json, print_table, written_for
 from hicache_core.replay.generate import generate_conversation, write_trace
 from hicache_core.replay.statistics import inspect_trace
 
@@ -22,7 +22,8 @@ def trace() -> None:
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
 def generate(requests: int, seed: int, out: Path) -> None:
     """Write a trace with the statistics of a published conversation trace, in Mooncake's schema."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with written_for("--out"):
+        out.parent.mkdir(parents=True, exist_ok=True)
     written = write_trace(out, generate_conversation(requests, seed))
     click.echo(f"{written} requests in {out}")
 
@@ -43,11 +44,16 @@ def inspect(path: Path, capacities: tuple[int, ...], as_json: bool) -> None:
     if as_json:
         print_json("hicache.trace/1", trace=str(path), **statistics)
         return
-    plain = [(name, value) for name, value in statistics.items() if not isinstance(value, (list, dict))]
-    nested = [
-        (f"{name}", ", ".join(f"{key} {value}" for key, value in part.items()))
-        for name, whole in statistics.items()
-        if isinstance(whole, (list, dict))
-        for part in (whole if isinstance(whole, list) else [whole])
-    ]
-    print_table(str(path), ["figure", "value"], [*plain, *nested])
+    print_table(
+        str(path),
+        ["figure", "value"],
+        [
+            (name, _shown(part))
+            for name, value in statistics.items()
+            for part in (value if isinstance(value, list) else [value])
+        ],
+    )
+
+
+def _shown(value: object) -> object:
+    return ", ".join(f"{key} {part}" for key, part in value.items()) if isinstance(value, dict) else value

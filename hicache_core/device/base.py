@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from attrs import field, frozen
+from attrs import define, field, frozen
 from attrs import validators as v
 
 from hicache_core.memory.addresses import HostRange, KernelRange
@@ -29,21 +31,21 @@ class Event(Protocol):
         """Wait until everything before it has run; raises what failed there."""
 
 
-@frozen(kw_only=True, eq=False)
+@define(kw_only=True, eq=False)
 class StridedCopies:
     """Copies of ``heights[i]`` runs of ``widths[i]`` bytes each, at a pitch on either side.
 
     Args:
         targets, sources: int64[n], address of the first run.
-        widths, heights: int64[n].
+        widths, heights: int64[n], or one number for all.
         target_pitch, source_pitch: bytes from one run to the next, the same for all copies.
         host_is_target: whether the targets are host memory (else the sources are).
     """
 
     targets: Int64Array
     sources: Int64Array
-    widths: Int64Array
-    heights: Int64Array
+    widths: Int64Array | int
+    heights: Int64Array | int
     target_pitch: int
     source_pitch: int
     host_is_target: bool
@@ -51,8 +53,25 @@ class StridedCopies:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def submit(self, runtime: DeviceRuntime, stream: Stream) -> None:
+        """Hand the copies to a runtime."""
+        runtime.strided_copies(self, stream)
 
-@frozen(kw_only=True, eq=False)
+    def smallest(self) -> int:
+        """Bytes of the smallest copy."""
+        return int(np.min(np.multiply(self.widths, self.heights)))
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """(target, source, width, height) of each copy."""
+        widths, heights = _each(self.widths), _each(self.heights)
+        return zip(self.targets.tolist(), self.sources.tolist(), widths, heights, strict=False)
+
+
+def _each(values: Int64Array | int) -> Iterable[int]:
+    return itertools.repeat(values) if isinstance(values, int) else values.tolist()
+
+
+@define(kw_only=True, eq=False)
 class BatchCopies:
     """Plain copies that may run in any order.
 
@@ -68,6 +87,10 @@ class BatchCopies:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def submit(self, runtime: DeviceRuntime, stream: Stream) -> None:
+        """Hand the copies to a runtime."""
+        runtime.batch_copies(self, stream)
 
 
 @frozen(kw_only=True, eq=False)
@@ -164,6 +187,9 @@ class DeviceRuntime(Protocol):
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """Let what is submitted to ``stream`` from now on run after ``event``."""
+
+    def wait_current(self, stream: Stream, device: int) -> None:
+        """Let what is submitted to ``stream`` from now on run after all work of the caller's own so far."""
 
     def synchronize(self, stream: Stream) -> None:
         """Wait until everything that was submitted to ``stream`` has run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -54,22 +55,36 @@ def pages_of(slots: Any, space: IndexSpace, pages: int, who: str) -> Int64Array:
     size = space.page_slots
     if listed.size % size:
         raise _contract_error(who, space, f"{listed.size} slots")
-    table = listed.reshape(-1, size)
-    first = table[:, 0]
-    numbers = first // size
-    if listed.size and (first.min() < 0 or numbers.max() >= pages):
-        outside = first[(first < 0) | (numbers >= pages)]
+    numbers: Int64Array = listed[::size] // size
+    if not listed.size:
+        return numbers
+    # As unsigned numbers, negative ones are out of range as well.
+    if numbers.view(np.uint64).max() >= pages:
+        outside = listed[::size][(numbers < 0) | (numbers >= pages)]
         raise IndexRangeError(
             who=who,
             got=f"slots {outside[:_SHOWN].tolist()}",
             expected=f"slots from 0 to {pages * size - 1} of index space '{space.name}'",
             remedy="Give slots that this pool handed out.",
         )
-    whole = (first == numbers * size) & (table == first[:, None] + np.arange(size)).all(axis=1)
-    if not whole.all():
-        bad = table[~whole][0]
+    if size > 1 and not _steps_by_one(listed, numbers, size):
+        table = listed.reshape(-1, size)
+        bad = table[(table != slots_of(numbers, size).reshape(-1, size)).any(axis=1)][0]
         raise _contract_error(who, space, f"the run {bad[:_SHOWN].tolist()}{'...' if size > _SHOWN else ''}")
     return numbers
+
+
+def _steps_by_one(listed: Int64Array, numbers: Int64Array, size: int) -> bool:
+    """Whether each run of ``size`` slots is page ``numbers[i]``.
+
+    ``size`` integers that ascend from the page's first slot or later and end ``size - 1`` above it are that
+    page: one comparison of neighbours is enough.
+    """
+    if not (listed[size - 1 :: size] == numbers * size + (size - 1)).all():
+        return False
+    ascends = listed[1:] > listed[:-1]
+    ascends[size - 1 :: size] = True
+    return bool(ascends.all())
 
 
 def _contract_error(who: str, space: IndexSpace, got: str) -> PageContractError:
@@ -81,9 +96,16 @@ def _contract_error(who: str, space: IndexSpace, got: str) -> PageContractError:
     )
 
 
+@functools.lru_cache(maxsize=64)
+def _within(page_slots: int) -> Int64Array:
+    run = np.arange(page_slots, dtype=np.int64)
+    run.setflags(write=False)
+    return run
+
+
 def slots_of(pages: Int64Array, page_slots: int) -> Int64Array:
     """The slots of ``pages``, page by page: int64[n * page_slots]."""
-    return (pages[:, None] * page_slots + np.arange(page_slots)).ravel()
+    return ((pages * page_slots)[:, None] + _within(page_slots)).ravel()
 
 
 class PageAllocator:
@@ -193,8 +215,9 @@ class PageAllocator:
 
     def check_owned(self, pages: Int64Array) -> None:
         """SlotError where one of the pages is not handed out."""
-        stray = pages[~self._used[pages]]
-        if stray.size:
+        used = self._used[pages]
+        if not used.all():
+            stray = pages[~used]
             raise self._error(f"pages {self._shown(stray)} that nobody owns", "allocated pages", stray)
 
     def hold(self, pages: Int64Array) -> None:

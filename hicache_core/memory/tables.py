@@ -51,13 +51,19 @@ class _Table:
     page_stride: int
     row_stride: int
 
+    @property
+    def one_group(self) -> bool:
+        """Whether every page is in group 0."""
+        return len(self.first_pages) == 1
+
     def groups_of(self, pages: Int64Array) -> Int64Array:
         """The group of each page: int64[n]."""
         return np.searchsorted(self.first_pages, pages, side="right") - 1
 
-    def page_offsets(self, pages: Int64Array, groups: Int64Array) -> Int64Array:
-        """Bytes from the base of each page's group to the page: int64[n]."""
-        return (pages - self.first_pages[groups]) * self.page_stride
+    def page_offsets(self, pages: Int64Array, groups: Int64Array | None) -> Int64Array:
+        """Bytes from the base of each page's group to the page: int64[n]; None stands for one group."""
+        inside = pages if groups is None else pages - self.first_pages[groups]
+        return inside * self.page_stride
 
 
 @frozen(kw_only=True, eq=False)

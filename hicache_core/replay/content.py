@@ -115,22 +115,24 @@ class LayerContent:
     def wrong_bytes(self, layer: torch.Tensor, pages: Int64Array, keys: Uint64Array) -> int:
         """How many bytes of some pages are not what they should be; arguments as in :meth:`fill`."""
         view = self._pages(layer)
-        wrong = 0
-        for some, theirs in self._chunks(pages, keys):
-            found = view.index_select(0, torch.from_numpy(some).to(view.device))
-            found ^= self._expected(theirs)
-            if int(torch.count_nonzero(found)):
-                wrong += int(torch.count_nonzero(found.view(torch.uint8)))
-        return wrong
+        return sum(
+            self._wrong(view.index_select(0, torch.from_numpy(some).to(view.device)), theirs)
+            for some, theirs in self._chunks(pages, keys)
+        )
 
     def wrong_bytes_of(self, rows: npt.NDArray[np.uint8], pages: Int64Array, keys: Uint64Array) -> int:
         """As :meth:`wrong_bytes`, of host rows uint8[pages, page_rows, row_bytes] that may lie apart."""
         wrong = 0
         for some, theirs in self._chunks(pages, keys):
-            found = np.ascontiguousarray(rows[some]).reshape(len(some), -1)
-            expected = self._expected(theirs).cpu().contiguous().view(torch.uint8).numpy()
-            wrong += int(np.count_nonzero(found != expected))
+            found = torch.from_numpy(np.ascontiguousarray(rows[some]).reshape(len(some), -1))
+            wrong += self._wrong(self._pages(found.to(self._pattern.device)), theirs)
         return wrong
+
+    def _wrong(self, found: torch.Tensor, keys: Uint64Array) -> int:
+        """Wrong bytes of some pages; ``found`` is overwritten."""
+        found ^= self._expected(keys)
+        wrong = int(torch.count_nonzero(found))
+        return int(torch.count_nonzero(found.view(torch.uint8))) if wrong else 0
 
 
 def page_pattern(page_bytes: int, device: torch.device) -> torch.Tensor:

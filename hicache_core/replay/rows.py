@@ -13,6 +13,7 @@ from hicache_core.replay.content import Int64Array, LayerContent, Uint64Array, p
 from hicache_core.replay.setup import Assembly
 
 POISON = 0xA5
+_CHUNK_BYTES = 16 << 20
 
 
 class PageLog:
@@ -94,10 +95,11 @@ class ReplayRows:
     def sweep_device(self, log: PageLog) -> int:
         """Wrong bytes on the device: written pages against their content, the others against the poison."""
         wrong = self.wrong_bytes(log.written, log.keys(log.written))
-        untouched = torch.from_numpy(log.untouched)
         for layer, content in self._contents:
             pages = content.by_page(layer)
-            wrong += int(torch.count_nonzero(pages.index_select(0, untouched.to(layer.device)) != POISON))
+            for some in _chunks(log.untouched, pages.shape[1]):
+                found = pages.index_select(0, torch.from_numpy(some).to(layer.device))
+                wrong += int(torch.count_nonzero(found != POISON))
         return wrong
 
     def sweep_host(self, pools: tuple[HostPool, ...], log: PageLog) -> int:
@@ -108,8 +110,16 @@ class ReplayRows:
                 contents = self._by_name[pool.spec.pool, buffer.spec.name]
                 for rows, content in zip(_host_layers(buffer), contents, strict=True):
                     wrong += content.wrong_bytes_of(rows, log.written, log.keys(log.written))
-                    wrong += int(np.count_nonzero(rows[log.untouched] != POISON))
+                    for some in _chunks(log.untouched, rows[0].size):
+                        wrong += int(np.count_nonzero(rows[some] != POISON))
         return wrong
+
+
+def _chunks(pages: Int64Array, page_bytes: int) -> Iterator[Int64Array]:
+    """The pages in runs of a few megabytes."""
+    step = max(_CHUNK_BYTES // page_bytes, 1)
+    for first in range(0, len(pages), step):
+        yield pages[first : first + step]
 
 
 def poison_host(pools: tuple[HostPool, ...]) -> None:

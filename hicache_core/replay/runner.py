@@ -10,6 +10,7 @@ from hicache_core.cache.hierarchy import Admission, HierarchicalCache
 from hicache_core.cache.policies import policy_named
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import DeviceRuntime
+from hicache_core.device.cuda import CudaRuntime
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import TransferError, UnknownNameError
 from hicache_core.memory.slots import PageAllocator
@@ -19,7 +20,7 @@ from hicache_core.replay.report import Report
 from hicache_core.replay.rows import PageLog, ReplayRows, poison_host
 from hicache_core.replay.setup import ReplayConfig, assemble
 from hicache_core.replay.trace import TraceRequest
-from hicache_core.spec import Platform, platform_named
+from hicache_core.spec import DEVICES, Platform, platform_named
 
 _RESERVED_PAGES = 1
 _GUARD_PAGES = 1
@@ -29,18 +30,22 @@ def _sim(platform: Platform, seed: int) -> DeviceRuntime:
     return SimRuntime(platform, seed=seed)
 
 
-RUNTIMES: Mapping[str, Callable[[Platform, int], DeviceRuntime]] = {"sim": _sim}
+def _cuda(platform: Platform, seed: int) -> DeviceRuntime:
+    return CudaRuntime(platform)
+
+
+_RUNTIMES: Mapping[str, Callable[[Platform, int], DeviceRuntime]] = {"sim": _sim, "cuda": _cuda}
 
 
 def _runtime(config: ReplayConfig) -> DeviceRuntime:
-    if config.device not in RUNTIMES:
+    if config.device not in DEVICES:
         raise UnknownNameError(
             who="replay",
             got=f"device '{config.device}'",
-            expected=f"one of {', '.join(RUNTIMES)}",
+            expected=f"one of {', '.join(DEVICES)}",
             remedy="Give one of these with --device.",
         )
-    return RUNTIMES[config.device](platform_named(config.platform), config.seed)
+    return _RUNTIMES[config.device](platform_named(config.platform), config.seed)
 
 
 class Replay:
@@ -58,6 +63,7 @@ class Replay:
     def __init__(self, config: ReplayConfig, registry: PluginRegistry, trace_block_tokens: int) -> None:
         self.config = config
         self.report = Report()
+        policy = policy_named(config.policy)
         self.assembly = assemble(config, registry)
         self._block_tokens = config.block_tokens or trace_block_tokens
         self._trace_block_tokens = trace_block_tokens
@@ -87,7 +93,7 @@ class Replay:
                 space, _RESERVED_PAGES + usable, reserved=_RESERVED_PAGES, who="device slots of the replay"
             ),
             self._block_pages,
-            policy_named(config.policy),
+            policy,
         )
         self._device_log, self._host_log = PageLog(device_pages), PageLog(host_pages)
 
@@ -126,9 +132,14 @@ class Replay:
             return
         names = [(request.session, block) for block in blocks.tolist()]
         keys = block_page_keys(self.config.seed, request.session, blocks, self._block_pages)
-        with report.timed("load"):
-            admission = self._cache.admit(names)
-            self._cache.land(admission)
+        try:
+            with report.timed("load"):
+                admission = self._cache.admit(names)
+                self._cache.land(admission)
+        except TransferError:
+            # The load was refused: the request goes unserved.
+            report.failed_transfers += 1
+            return
         self._check_loaded(admission, keys)
         with report.timed("compute"):
             self._compute(admission, keys)

@@ -11,10 +11,11 @@ from hicache_core.spec.capability import (
     unsupported,
 )
 from hicache_core.spec.layout import IO_BACKENDS, LAYOUTS, Layout, RowGrid, Strides, layout_named
-from hicache_core.spec.platform import PLATFORMS, Alias, CopyKind, Platform, platform_named
+from hicache_core.spec.platform import DEVICES, PLATFORMS, Alias, CopyKind, Platform, platform_named
 from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, RowUnit
 
 __all__ = [
+    "DEVICES",
     "IO_BACKENDS",
     "LAYOUTS",
     "PLATFORMS",

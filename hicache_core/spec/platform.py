@@ -98,6 +98,10 @@ PLATFORMS = {
 }
 
 
+DEVICES = ("sim", "cuda")
+"""Device runtimes that the core brings; ``sim`` simulates the facts of any platform."""
+
+
 def platform_named(name: str) -> Platform:
     """The profile of that name; raises UnknownNameError listing the names that exist."""
     try:

@@ -1,4 +1,4 @@
-"""Rigs: a controller over the simulator, with device rows of distinct bytes and guard pages around them.
+"""Rigs: a controller over a runtime, with device rows of distinct bytes and guard pages around them.
 
 The device memory of a layer is a grid of rows. Its first and last pages are guards that no tensor of the pool
 covers, and each row may be followed by a gap, so that a transfer that reaches past its rows is seen::
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,12 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from hicache_core.controller import Controller, ControllerConfig
-from hicache_core.device.sim import SimRuntime
+from hicache_core.device.base import DeviceRuntime
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import DevicePool, HostPool
 from hicache_core.spec import BufferSpec, PoolSpec
 from hicache_core.testing.oracle import (
+    POISON,
     Bytes,
     HostShape,
     PagePair,
@@ -37,6 +39,7 @@ from hicache_core.testing.oracle import (
 from hicache_core.testing.stand_ins import registry_of
 
 Int64Array = npt.NDArray[np.int64]
+RuntimeT = TypeVar("RuntimeT", bound=DeviceRuntime)
 Snapshot = dict[tuple[str, str, str], Bytes]
 """All bytes of a rig: (side, pool, buffer) to the flat host bytes, or to uint8[layers, rows, stride]."""
 
@@ -66,13 +69,13 @@ class DeviceRows:
     Args:
         spec: the declaration of the pool.
         buffer: the buffer.
-        runtime: the simulator that they are allocated on.
+        runtime: the runtime that they are allocated on.
         options: how they lie.
         device: ordinal of the device.
     """
 
     def __init__(
-        self, spec: PoolSpec, buffer: BufferSpec, runtime: SimRuntime, options: DeviceOptions, device: int
+        self, spec: PoolSpec, buffer: BufferSpec, runtime: DeviceRuntime, options: DeviceOptions, device: int
     ) -> None:
         guard = options.guard_pages * spec.page_rows
         count = options.pages * spec.page_rows
@@ -88,30 +91,26 @@ class DeviceRows:
         self.tensors = [m.view(options.dtype)[self._inside[0], :elements] for m in self.memory]
         for layer, memory in enumerate(self.memory):
             labels = "device", spec.pool, buffer.name, layer
-            memory.numpy()[...] = distinct_rows(*labels, rows=shape[0], row_bytes=stride)
+            memory.copy_(torch.from_numpy(distinct_rows(*labels, rows=shape[0], row_bytes=stride)))
 
     def rows_in(self, memory: Bytes) -> list[Bytes]:
         """The rows of each layer, without guards and gaps, as views of a copy of the memory."""
         return [layer[self._inside] for layer in memory]
 
-    def rows(self) -> list[Bytes]:
-        """The rows of each layer as they are now, as views."""
-        return [memory.numpy()[self._inside] for memory in self.memory]
-
     def copied(self) -> Bytes:
         """Every byte of every layer: uint8[layers, rows, stride], a copy."""
         if not self.memory:
             return np.empty((0, 0, 0), dtype=np.uint8)
-        return np.stack([memory.numpy() for memory in self.memory])
+        return np.stack([memory.cpu().numpy() for memory in self.memory])
 
 
-class Rig:
+class Rig(Generic[RuntimeT]):
     """A controller with the device rows that it moves. Close it, or use it as a context.
 
     Args:
         specs: the declarations, exactly one an anchor.
         config: the operator's choices.
-        runtime: the simulator.
+        runtime: the runtime of the device.
         options: how the device rows lie.
         registry: the plugins that own the families; one that owns these and adds nothing where absent.
         device: ordinal of the device.
@@ -121,7 +120,7 @@ class Rig:
         self,
         specs: Sequence[PoolSpec],
         config: ControllerConfig,
-        runtime: SimRuntime,
+        runtime: RuntimeT,
         *,
         options: DeviceOptions | None = None,
         registry: PluginRegistry | None = None,
@@ -143,7 +142,7 @@ class Rig:
         ]
         self.controller = Controller(config, pools, runtime, registry or registry_of(specs), device=device)
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> Rig[RuntimeT]:
         return self
 
     def __exit__(
@@ -191,7 +190,7 @@ class Rig:
         """Poison every device byte, guards and gaps included."""
         for rows in self._all_device_rows():
             for memory in rows.memory:
-                poison(memory.numpy())
+                memory.fill_(POISON)
 
     def _all_device_rows(self) -> Iterable[DeviceRows]:
         return (rows for buffers in self.device_rows.values() for rows in buffers.values())

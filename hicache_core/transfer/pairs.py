@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from hicache_core.device.base import DeviceRuntime, Int64Array, Stream
 from hicache_core.errors import PairingError
 from hicache_core.memory.slots import pages_of
 from hicache_core.spec.pool import IndexSpace
+
+_Found = TypeVar("_Found")
 
 
 class PagePairs:
@@ -25,9 +28,17 @@ class PagePairs:
         self.host_pages = host_pages
         self.device_pages = device_pages
         self._uploaded: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._remembered: dict[object, Any] = {}
 
     def __len__(self) -> int:
         return len(self.host_pages)
+
+    def remembered(self, owner: object, find: Callable[[PagePairs], _Found]) -> _Found:
+        """What ``find`` makes of the pairs, found once per owner for all layers of the transfer."""
+        if owner not in self._remembered:
+            self._remembered[owner] = find(self)
+        found: _Found = self._remembered[owner]
+        return found
 
     def uploaded(
         self, runtime: DeviceRuntime, device: int, stream: Stream
@@ -74,10 +85,7 @@ def page_pairs(
             remedy="Give slots of equal length.",
         )
     target = host if host_is_target else device
-    order = np.argsort(host, kind="stable")
-    host, device = host[order], device[order]
-    ordered = host if host_is_target else np.sort(target)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    twice = _twice(target)
     if twice.size:
         raise PairingError(
             who=who,
@@ -85,4 +93,20 @@ def page_pairs(
             expected="each destination once",
             remedy="Remove the duplicates.",
         )
+    if not _ascending(host):
+        order = host.argsort()
+        host, device = host[order], device[order]
     return PagePairs(host, device)
+
+
+def _ascending(pages: Int64Array) -> bool:
+    return bool((pages[1:] > pages[:-1]).all())
+
+
+def _twice(pages: Int64Array) -> Int64Array:
+    """The pages that stand more than once."""
+    if _ascending(pages):
+        return pages[:0]
+    ordered: Int64Array = np.sort(pages)
+    twice: Int64Array = ordered[1:][ordered[1:] == ordered[:-1]]
+    return twice

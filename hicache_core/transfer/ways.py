@@ -19,7 +19,7 @@ from hicache_core.device.base import (
 from hicache_core.memory.tables import BufferTables, HostTable, KernelTable, PoolTables
 from hicache_core.spec.platform import CopyKind
 from hicache_core.transfer.pairs import PagePairs
-from hicache_core.transfer.plan import Planner, strided_and_plain
+from hicache_core.transfer.plan import Planner
 from hicache_core.transfer.staging import StagingRing
 
 
@@ -51,18 +51,15 @@ class CopyWay:
 
     def __init__(self, tables: PoolTables, runtime: DeviceRuntime, *, host_is_target: bool) -> None:
         self._runtime = runtime
-        self._host_is_target = host_is_target
-        self._planners = [Planner(_copied_host_rows(t, runtime), t.device) for t in tables]
+        self._planners = [
+            Planner(_copied_host_rows(t, runtime), t.device, host_is_target=host_is_target) for t in tables
+        ]
 
     def submit(self, pairs: PagePairs, layers: range, stream: Stream) -> None:
         """See :class:`Way`."""
         for planner in self._planners:
-            for boxes in planner.boxes(pairs, layers):
-                strided, plain = strided_and_plain(boxes, host_is_target=self._host_is_target)
-                if strided is not None:
-                    self._runtime.strided_copies(strided, stream)
-                if plain is not None:
-                    self._runtime.batch_copies(plain, stream)
+            for copies in planner.copies(pairs, layers):
+                copies.submit(self._runtime, stream)
 
 
 class KernelWay:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import field, frozen
 from attrs import validators as v
+
+
+def _stream_numbers(numbers: Iterable[int]) -> frozenset[int]:
+    return frozenset(numbers)
 
 
 @frozen(kw_only=True)
@@ -22,4 +28,4 @@ class Faults:
     refuse_registration_above: int | None = None
     fail_copy_at: int = field(default=0, validator=v.ge(0))
     refuse_copy_at: int = field(default=0, validator=v.ge(0))
-    slow_streams: frozenset[int] = field(default=frozenset(), converter=frozenset)
+    slow_streams: frozenset[int] = field(default=frozenset(), converter=_stream_numbers)

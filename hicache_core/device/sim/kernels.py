@@ -84,15 +84,10 @@ class SimKernels:
         )
 
     def _see(self, start: int, nbytes: int, device: int, who: str) -> npt.NDArray[np.uint8]:
-        space = self._memory.kernel_spaces[device]
         try:
-            index = space.resolve(np.array([start]), np.array([nbytes]))[0]
+            return self._memory.kernel_spaces[device].bytes_at(start, nbytes)
         except Unseen as unseen:
             raise self._memory.fault(unseen, device, f"kernel {who}") from None
-        region = space.regions[index]
-        offset = start - region.start
-        data: npt.NDArray[np.uint8] = region.data[offset : offset + nbytes]
-        return data
 
 
 def _words(rows: Rows) -> Rows:

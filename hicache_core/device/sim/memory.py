@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+from bisect import bisect_right
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +73,17 @@ class AddressSpace:
 
     def find(self, address: int) -> Region | None:
         """The region that holds an address."""
-        index = int(np.searchsorted(self._starts, address, side="right")) - 1
-        return self.regions[index] if index >= 0 and address < self._ends[index] else None
+        index = bisect_right(self.regions, address, key=lambda r: r.start) - 1
+        return self.regions[index] if index >= 0 and address < self.regions[index].end else None
+
+    def bytes_at(self, start: int, nbytes: int) -> Bytes:
+        """The bytes behind one run of addresses; raises as :meth:`resolve`."""
+        region = self.find(start)
+        if region is None:
+            raise Unseen(start, crossing=False)
+        if start + nbytes > region.end:
+            raise Unseen(region.end, crossing=True)
+        return region.data[start - region.start : start - region.start + nbytes]
 
     def resolve(self, starts: Int64Array, sizes: Int64Array) -> Int64Array:
         """The number of the region that holds each run of bytes: int64[n].

@@ -142,6 +142,10 @@ class SimRuntime:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         self.scheduler.wait(stream, event)
 
+    def wait_current(self, stream: SimStream, device: int) -> None:
+        """See :class:`~hicache_core.device.base.DeviceRuntime`."""
+        self.wait_event(stream, self.record(self._current[device]))
+
     def synchronize(self, stream: SimStream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         self.record(stream).synchronize()
@@ -150,10 +154,10 @@ class SimRuntime:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         fails = self._count_copy()
         spaces = self._copy_spaces[CopyKind.TWO_D]
-        runs = copies.heights - 1
-        targets = spaces.find(copies.targets, runs * copies.target_pitch + copies.widths, stream)
-        sources = spaces.find(copies.sources, runs * copies.source_pitch + copies.widths, stream)
-        shapes = list(zip(copies.heights.tolist(), copies.widths.tolist(), strict=True))
+        shapes = [(height, width) for _, _, width, height in copies.rows()]
+        heights, widths = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
+        targets = spaces.find(copies.targets, (heights - 1) * copies.target_pitch + widths, stream)
+        sources = spaces.find(copies.sources, (heights - 1) * copies.source_pitch + widths, stream)
         pitches = copies.target_pitch, copies.source_pitch
 
         def run() -> None:

@@ -1,0 +1,231 @@
+"""Paired transfer benchmark on a CUDA device: the controller against the bare runtime calls and the link.
+
+Every cell is measured in one process, ours and bare in turns: "ours" is ``controller.backup`` or ``load``
+until it returns (submit) and until its ticket is waited for (complete); "bare" submits the very same runtime
+calls, made into Python lists beforehand, and waits for their stream. Medians; microseconds.
+
+    python benchmarks/transfer.py --out benchmarks/results/NAME.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import gc
+import json
+import platform as host_platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hicache_core.controller import Controller, ControllerConfig
+from hicache_core.device.base import BatchCopies, StridedCopies
+from hicache_core.device.cuda import CudaRuntime
+from hicache_core.device.cudart import COPY_DEFAULT
+from hicache_core.memory.slots import slots_of
+from hicache_core.plugins import load_plugins
+from hicache_core.pool import DevicePool
+from hicache_core.spec import IndexSpace, PoolGeometry
+
+PAGE_SLOTS = 256
+ROWS = {65536: ("unified_bf16", 4), 8448: ("index_fp8", 4), 2048: ("unified_bf16", 128)}
+LAYERS = (8, 61)
+PAGES = (1, 4, 16, 64)
+POOL_PAGES = 320
+PAIRS = (("kernel", "page_first"), ("direct", "page_first_direct"), ("direct", "layer_first"))
+REPEATS = 31
+LINK_BYTES = 1 << 30
+
+
+class Recorder(CudaRuntime):
+    """A runtime that keeps the copies it was given, while asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[StridedCopies | BatchCopies] | None = None
+
+    def strided_copies(self, copies: StridedCopies, stream: torch.cuda.Stream) -> None:
+        if self.kept is not None:
+            self.kept.append(copies)
+        super().strided_copies(copies, stream)
+
+    def batch_copies(self, copies: BatchCopies, stream: torch.cuda.Stream) -> None:
+        if self.kept is not None:
+            self.kept.append(copies)
+        super().batch_copies(copies, stream)
+
+
+def bare_calls(runtime: Recorder, copies: Sequence[StridedCopies | BatchCopies]) -> Callable[[int], None]:
+    """The same runtime calls with everything prepared; called with a stream handle."""
+    rt = runtime._rt
+    calls: list[tuple[Any, tuple[int, ...]]] = []
+    for c in copies:
+        if isinstance(c, StridedCopies):
+            columns = (c.targets, c.sources, c.widths, c.heights)
+            for t, s, w, h in zip(*(column.tolist() for column in columns), strict=True):
+                calls.append((rt.copy_2d, (t, c.target_pitch, s, c.source_pitch, w, h, COPY_DEFAULT)))
+        elif len(c) > 4:
+            calls.append((lambda stream, c=c: rt.copy_batch(c.targets, c.sources, c.sizes, stream), ()))
+        else:
+            for t, s, n in zip(c.targets.tolist(), c.sources.tolist(), c.sizes.tolist(), strict=True):
+                calls.append((rt.copy, (t, s, n, COPY_DEFAULT)))
+
+    def run(stream: int) -> None:
+        for function, arguments in calls:
+            function(*arguments, stream)
+
+    return run
+
+
+def batched_3d(runtime: Recorder, copies: Sequence[StridedCopies | BatchCopies]) -> Callable[[int], None]:
+    """The strided copies as one 3D batch each."""
+    rt = runtime._rt
+
+    def run(stream: int) -> None:
+        for c in copies:
+            if isinstance(c, StridedCopies):
+                targets, sources = (c.targets, c.target_pitch), (c.sources, c.source_pitch)
+                rt.copy_2d_batch(targets, sources, c.widths, c.heights, stream)
+            else:
+                rt.copy_batch(c.targets, c.sources, c.sizes, stream)
+
+    return run
+
+
+def timed(submit: Callable[[], Any], finish: Callable[[Any], None]) -> tuple[float, float]:
+    """Microseconds until ``submit`` returns and until ``finish`` does."""
+    start = time.perf_counter_ns()
+    token = submit()
+    submitted = time.perf_counter_ns()
+    finish(token)
+    return (submitted - start) / 1e3, (time.perf_counter_ns() - start) / 1e3
+
+
+def median_pair(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(s for s, _ in samples), statistics.median(c for _, c in samples)
+
+
+def make_controller(runtime: Recorder, row_bytes: int, layers: int, pair: tuple[str, str]) -> Controller:
+    registry = load_plugins(required=["dsv4_paged"])
+    row_format, ratio = ROWS[row_bytes]
+    spec = registry.spec(
+        PoolGeometry(
+            pool="rows",
+            family="dsv4_paged",
+            index_space=IndexSpace(name="full", page_slots=PAGE_SLOTS),
+            layer_ids=range(layers),
+            params={"row_format": row_format, "compress_ratio": ratio},
+            anchor=True,
+        )
+    )
+    assert spec.buffers[0].row_bytes == row_bytes
+    slab = runtime.allocate(layers * POOL_PAGES * row_bytes, 0).view(layers, POOL_PAGES, row_bytes)
+    slab.random_(0, 256)
+    config = ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=POOL_PAGES)
+    device_pool = DevicePool(spec=spec, layers={spec.buffers[0].name: list(slab.unbind(0))})
+    return Controller(config, [device_pool], runtime, registry)
+
+
+def cells(runtime: Recorder, row_bytes: int, layers: int, pair: tuple[str, str]) -> list[dict[str, Any]]:
+    controller = make_controller(runtime, row_bytes, layers, pair)
+    every = controller.group.allocate({"full": POOL_PAGES * PAGE_SLOTS})
+    assert every is not None
+    rng = np.random.default_rng(0)
+    found = []
+    for pages in PAGES:
+        host = slots_of(rng.permutation(POOL_PAGES)[:pages].astype(np.int64), PAGE_SLOTS)
+        device = slots_of(rng.permutation(POOL_PAGES)[:pages].astype(np.int64), PAGE_SLOTS)
+        for direction, move in (("d2h", controller.backup), ("h2d", controller.load)):
+            found.append(
+                {
+                    "io_backend": pair[0],
+                    "layout": pair[1],
+                    "direction": direction,
+                    "layers": layers,
+                    "row_bytes": row_bytes,
+                    "pages": pages,
+                    "bytes": pages * layers * row_bytes,
+                    **measure(runtime, move, host, device),
+                }
+            )
+            print(json.dumps(found[-1]), flush=True)
+    controller.close()
+    return found
+
+
+def measure(runtime: Recorder, move: Any, host: np.ndarray, device: np.ndarray) -> dict[str, Any]:
+    runtime.kept = []
+    move(host, device).wait()
+    copies, runtime.kept = runtime.kept, None
+    stream = runtime.new_stream(0)
+    bare, batch = bare_calls(runtime, copies), batched_3d(runtime, copies)
+    rows: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": [], "batch_3d": []}
+    gc.disable()
+    for _ in range(REPEATS + 3):
+        torch.cuda.synchronize()
+        rows["ours"].append(timed(lambda: move(host, device), lambda ticket: ticket.wait()))
+        for name, calls in (("bare", bare), ("batch_3d", batch)):
+            torch.cuda.synchronize()
+            submit = functools.partial(calls, stream.cuda_stream)
+            rows[name].append(timed(submit, lambda _: stream.synchronize()))
+    gc.enable()
+    result: dict[str, Any] = {"copies": sum(len(c) for c in copies), "submissions": len(copies)}
+    for name, samples in rows.items():
+        submit, complete = median_pair(samples[3:])
+        result[f"{name}_submit_us"] = round(submit, 1)
+        result[f"{name}_complete_us"] = round(complete, 1)
+    result["own_host_us"] = round(result["ours_submit_us"] - result["bare_submit_us"], 1)
+    result["complete_ratio"] = round(result["ours_complete_us"] / result["bare_complete_us"], 3)
+    return result
+
+
+def link(runtime: Recorder) -> dict[str, float]:
+    """GB/s of one plain pinned copy in each direction."""
+    host = torch.empty(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(LINK_BYTES, dtype=torch.uint8, device="cuda")
+    rates = {}
+    for name, to, frm in (("d2h", host, device), ("h2d", device, host)):
+        seconds = []
+        for _ in range(6):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            to.copy_(frm, non_blocking=True)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        rates[name] = round(LINK_BYTES / statistics.median(seconds[1:]) / 1e9, 2)
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, default=len(PAIRS), help="Measure the first N served pairs.")
+    options = parser.parse_args()
+    runtime = Recorder()
+    report: dict[str, Any] = {
+        "schema": "hicache.bench.transfer/1",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "runtime_version": runtime._rt.version,
+        "python": host_platform.python_version(),
+        "repeats": REPEATS,
+        "page_slots": PAGE_SLOTS,
+        "link_gigabytes_per_second": link(runtime),
+        "cells": [],
+    }
+    for pair in PAIRS[: options.pairs]:
+        for layers in LAYERS:
+            for row_bytes in ROWS:
+                report["cells"].extend(cells(runtime, row_bytes, layers, pair))
+                options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The CUDA runtime library through ctypes: the calls that move bytes, and nothing that torch does already.
+
+Signatures follow the library that is loaded, not the driver: CUDA 13 dropped the failIdx argument of the
+batch copies. Source: the runtime API reference of CUDA 12.8 and 13.0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_core.device.base import StridedCopies
+from hicache_core.errors import DeviceError
+
+_REGISTER_PORTABLE_MAPPED = 1 | 2
+_COPY_DEFAULT = 4
+_ORDER_STREAM = 1
+_OPERAND_POINTER = 1
+_BATCH_SINCE = 12080
+_NO_FAIL_INDEX_SINCE = 13000
+
+_LOCATION = np.dtype([("type", np.int32), ("id", np.int32)])
+_ATTRIBUTES = np.dtype(
+    [("order", np.int32), ("source", _LOCATION), ("target", _LOCATION), ("flags", np.uint32)], align=True
+)
+_OPERAND = np.dtype(
+    [
+        ("type", np.int32),
+        ("pointer", np.uint64),
+        ("row_length", np.uint64),
+        ("layer_height", np.uint64),
+        ("location", _LOCATION),
+    ],
+    align=True,
+)
+_OPERATION = np.dtype(
+    [
+        ("source", _OPERAND),
+        ("target", _OPERAND),
+        ("width", np.uint64),
+        ("height", np.uint64),
+        ("depth", np.uint64),
+        ("order", np.int32),
+        ("flags", np.uint32),
+    ],
+    align=True,
+)
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def loaded_library(name: str) -> str | None:
+    """Path of a library that this process has loaded, by the start of its file name.
+
+    Opening it by name could load a second copy with a state of its own.
+    """
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith("/") and Path(path).name.startswith(name):
+            return path
+    return None
+
+
+class CudaRt:
+    """The runtime library that torch has loaded.
+
+    Args:
+        path: the library.
+
+    Every call reads its return code; a failure clears the library's last error and raises DeviceError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._lib = ctypes.CDLL(path)
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._error_name = self._function("cudaGetErrorName", [number], ctypes.c_char_p)
+        self._last_error = self._function("cudaGetLastError", [])
+        self._register = self._function("cudaHostRegister", [pointer, size, ctypes.c_uint])
+        self._unregister = self._function("cudaHostUnregister", [pointer])
+        self._alias = self._function("cudaHostGetDevicePointer", [pointer, pointer, ctypes.c_uint])
+        self.copy = self._function("cudaMemcpyAsync", [pointer, pointer, size, number, pointer])
+        self.copy_2d = self._function(
+            "cudaMemcpy2DAsync", [pointer, size, pointer, size, size, size, number, pointer]
+        )
+        version = ctypes.c_int()
+        self._function("cudaRuntimeGetVersion", [pointer])(ctypes.byref(version))
+        self.version = version.value
+        self.has_batch = self.version >= _BATCH_SINCE
+        self._fail_index = [pointer] if self.version < _NO_FAIL_INDEX_SINCE else []
+        if self.has_batch:
+            self._batch = self._function(
+                "cudaMemcpyBatchAsync",
+                [pointer, pointer, pointer, size, pointer, pointer, size, *self._fail_index, pointer],
+            )
+            self._batch_3d = self._function(
+                "cudaMemcpy3DBatchAsync",
+                [size, pointer, *self._fail_index, ctypes.c_ulonglong, pointer],
+            )
+        self._attributes = np.zeros(1, dtype=_ATTRIBUTES)
+        self._attributes["order"] = _ORDER_STREAM
+        self._first_attribute = np.zeros(1, dtype=np.uint64)
+        self._failed_at = np.zeros(1, dtype=np.uint64)
+
+    def _function(self, name: str, arguments: list[Any], result: Any = ctypes.c_int) -> Any:
+        function = getattr(self._lib, name)
+        function.argtypes, function.restype = arguments, result
+        return function
+
+    def check(self, rc: int, what: str) -> None:
+        """DeviceError for a return code that is not 0; the library's last error is cleared."""
+        if rc:
+            self._last_error()
+            name = self._error_name(rc).decode()
+            raise DeviceError(
+                who=f"cuda {what}",
+                got=f"{name} ({rc})",
+                expected="a call that succeeds",
+                remedy="See the CUDA runtime API for this code.",
+                rc=rc,
+            )
+
+    def register(self, start: int, nbytes: int) -> int:
+        """Pin and map a run of host memory for all devices; the return code, the last error cleared."""
+        return self._cleared(self._register(start, nbytes, _REGISTER_PORTABLE_MAPPED))
+
+    def unregister(self, start: int) -> int:
+        """Undo :meth:`register`; the return code, the last error cleared."""
+        return self._cleared(self._unregister(start))
+
+    def _cleared(self, rc: int) -> int:
+        if rc:
+            self._last_error()
+        return rc
+
+    def alias(self, start: int) -> int:
+        """The address at which the current device sees registered host memory."""
+        seen = ctypes.c_void_p()
+        self.check(self._alias(ctypes.byref(seen), start, 0), "cudaHostGetDevicePointer")
+        return seen.value or 0
+
+    def copy_batch(self, targets: Int64Array, sources: Int64Array, sizes: Int64Array, stream: int) -> None:
+        """Plain copies in one call."""
+        rc = self._batch(
+            _address(targets),
+            _address(sources),
+            _address(sizes),
+            len(targets),
+            _address(self._attributes),
+            _address(self._first_attribute),
+            1,
+            *([_address(self._failed_at)] if self._fail_index else ()),
+            stream,
+        )
+        self.check(rc, f"cudaMemcpyBatchAsync of {len(targets)} copies")
+
+    def copy_2d_batch(self, copies: StridedCopies, stream: int) -> None:
+        """Strided copies in one call."""
+        operations = np.zeros(len(copies), dtype=_OPERATION)
+        sides = (
+            ("source", copies.sources, copies.source_pitch),
+            ("target", copies.targets, copies.target_pitch),
+        )
+        for side, addresses, pitch in sides:
+            operand = operations[side]
+            operand["type"] = _OPERAND_POINTER
+            operand["pointer"] = addresses
+            operand["row_length"] = pitch
+            operand["layer_height"] = copies.heights
+        operations["width"] = copies.widths
+        operations["height"] = copies.heights
+        operations["depth"] = 1
+        operations["order"] = _ORDER_STREAM
+        failed = [_address(self._failed_at)] if self._fail_index else ()
+        rc = self._batch_3d(len(operations), _address(operations), *failed, 0, stream)
+        self.check(rc, f"cudaMemcpy3DBatchAsync of {len(operations)} copies")
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+COPY_DEFAULT = _COPY_DEFAULT
+"""The direction is found out from the addresses."""
