@@ -5,10 +5,10 @@ PYTHON ?= python3
 JOBS ?= 2
 
 # make demo
-REQUESTS ?= 200
+REQUESTS ?= 1000
 SEED ?= 1
-DEVICE_BLOCKS ?= 64
-HOST_BLOCKS ?= 256
+DEVICE_BLOCKS ?= 300
+HOST_BLOCKS ?= 4000
 
 # make trace: a published conversation trace, which this repository may not carry
 TRACE ?= ../shared/data/traces/mooncake_conversation_trace.full.jsonl.gz
@@ -20,7 +20,7 @@ VENV := .venv/bin/python
 HICACHE := .venv/bin/hicache
 PLUGINS := $(patsubst plugins/%/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 MODEL := --model deepseek-v4-flash --variant rocm_unified_bf16 --platform rocm-mi355x \
-	--io-backend kernel --layout page_first --tokens-per-block 256
+	--io-backend kernel --layout page_first
 
 # Either could lend the suites a package that the checkout does not install.
 unexport PYTHONPATH PYTHONHOME
@@ -79,7 +79,7 @@ demo: setup ## replay a generated trace through the simulator
 trace: setup ## replay TRACE, a whole published trace
 	@mkdir -p build/trace
 	@if [ -e "$(TRACE)" ]; then set -x; \
-		$(HICACHE) replay "$(TRACE)" $(MODEL) --layers 1 --policy write_through \
+		$(HICACHE) replay "$(TRACE)" $(MODEL) --layers 1 --tokens-per-block 256 --policy write_through \
 			--device-blocks $(TRACE_DEVICE_BLOCKS) --host-blocks $(TRACE_HOST_BLOCKS) --report build/trace/report.json; \
 	else echo "skipped: $(TRACE) is not here; give a trace with TRACE=FILE"; fi
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
-from attrs import validators as v
 
 from hicache_core.compat import Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
@@ -18,6 +17,7 @@ from hicache_core.memory.tables import BufferTables, PoolTables
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import DevicePool, HostPool, build_pointer_tables
 from hicache_core.spec import layout_named
+from hicache_core.spec.checks import whole
 from hicache_core.transfer.engine import Engine, load_groups
 from hicache_core.transfer.pairs import PagePairs, page_pairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES
@@ -42,10 +42,10 @@ class ControllerConfig:
 
     io_backend: str
     layout: str
-    host_pages: int = field(validator=[v.instance_of(int), v.ge(1)])
-    layer_count: int = field(default=0, validator=v.ge(0))
-    ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=v.ge(0))
-    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=v.ge(1))
+    host_pages: int = field(validator=whole(1))
+    layer_count: int = field(default=0, validator=whole(0))
+    ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
+    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=whole(1))
 
 
 class Controller:

@@ -7,7 +7,7 @@ look at the class, its ``code`` and its typed fields, never at the sentence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 
 class HiCacheError(Exception):
@@ -66,12 +66,24 @@ class TraceError(HiCacheError):
         super().__init__(who=where, got=got, expected=expected, remedy=remedy)
 
 
+class Reason(Protocol):
+    """Why a combination cannot work."""
+
+    @property
+    def rule(self) -> str:
+        """Id of the rule."""
+
+    @property
+    def pool(self) -> str:
+        """The pool that breaks it, or empty."""
+
+
 class IncompatibleError(HiCacheError):
     """A combination of platform, io_backend, layout and pools cannot work; carries every reason."""
 
     code = "incompatible"
 
-    def __init__(self, *, who: str, violations: Sequence[object], remedy: str) -> None:
+    def __init__(self, *, who: str, violations: Sequence[Reason], remedy: str) -> None:
         self.violations = tuple(violations)
         super().__init__(
             who=who,

@@ -11,6 +11,7 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 
+import numpy as np
 from attrs import frozen
 
 from hicache_core.memory.slots import Int64Array
@@ -59,6 +60,10 @@ class Tier:
         for key in reversed(keys):
             if key in self._pages:
                 self._pages.move_to_end(key)
+
+    def resident_pages(self) -> Int64Array:
+        """The pages of all resident blocks: int64[n]."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *(p.ravel() for p in self._pages.values())])
 
     def victims(self, count: int) -> list[Key]:
         """The ``count`` oldest blocks that no request uses, or as many as there are."""

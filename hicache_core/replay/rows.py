@@ -26,21 +26,28 @@ class PageLog:
     def __init__(self, pages: int) -> None:
         self._keys: Uint64Array = np.zeros(pages, dtype=np.uint64)
         self._written = np.zeros(pages, dtype=np.bool_)
+        self._unknown = np.zeros(pages, dtype=np.bool_)
 
     def write(self, pages: Int64Array, keys: Uint64Array) -> None:
         """Note that pages were written with the content of ``keys``."""
         self._keys[pages] = keys
         self._written[pages] = True
 
+    def keep_only(self, pages: Int64Array) -> None:
+        """Expect nothing any more of other pages: a failed transfer may have written parts of some."""
+        others = np.ones_like(self._written)
+        others[pages] = False
+        self._unknown |= others
+
     @property
     def written(self) -> Int64Array:
         """Pages that were written at least once."""
-        return np.flatnonzero(self._written)
+        return np.flatnonzero(self._written & ~self._unknown)
 
     @property
     def untouched(self) -> Int64Array:
         """Pages that must still hold the poison."""
-        return np.flatnonzero(~self._written)
+        return np.flatnonzero(~self._written & ~self._unknown)
 
     def keys(self, pages: Int64Array) -> Uint64Array:
         """The keys of their content."""

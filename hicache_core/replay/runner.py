@@ -12,7 +12,7 @@ from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.device.sim import SimRuntime
-from hicache_core.errors import TransferError, UnknownNameError
+from hicache_core.errors import TraceError, TransferError, UnknownNameError
 from hicache_core.memory.slots import PageAllocator
 from hicache_core.plugins import PluginRegistry
 from hicache_core.replay.content import Uint64Array, block_page_keys
@@ -123,6 +123,14 @@ class Replay:
 
     def _one(self, request: TraceRequest) -> None:
         report, blocks = self.report, request.block_ids
+        if self.config.block_tokens is None and request.block_tokens != self._trace_block_tokens:
+            raise TraceError(
+                path="trace",
+                line=request.line,
+                got=f"blocks of {request.block_tokens} tokens after blocks of {self._trace_block_tokens}",
+                expected="one size of block in a trace",
+                remedy="Say with --tokens-per-block what a block stands for.",
+            )
         report.requests += 1
         if len(blocks) > self.config.device_blocks:
             report.requests_too_large += 1
@@ -188,6 +196,9 @@ class Replay:
 
     def _sweep(self) -> None:
         pools = self._controller.group.pools
+        if self.report.failed_transfers:
+            self._device_log.keep_only(self._cache.index.device.resident_pages())
+            self._host_log.keep_only(self._cache.index.host.resident_pages())
         self.report.mismatches += self._rows.sweep_device(self._device_log)
         self.report.mismatches += self._rows.sweep_host(pools, self._host_log)
         host_bytes = sum(pool.nbytes for pool in pools)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from attrs import field, frozen
-from attrs import validators as v
 
 from hicache_core.compat import Query, solve
 from hicache_core.errors import CapacityError
@@ -41,10 +40,10 @@ class ReplayConfig:
     policy: str = "write_through"
     device_blocks: int = field(validator=whole(1))
     host_blocks: int = field(validator=whole(1))
-    page_slots: int | None = field(default=None, validator=v.optional(whole(1)))
-    layers: int | None = field(default=None, validator=v.optional(whole(1)))
-    block_tokens: int | None = field(default=None, validator=v.optional(whole(1)))
-    limit: int | None = field(default=None, validator=v.optional(whole(1)))
+    page_slots: int | None = field(default=None, validator=whole(1, or_none=True))
+    layers: int | None = field(default=None, validator=whole(1, or_none=True))
+    block_tokens: int | None = field(default=None, validator=whole(1, or_none=True))
+    limit: int | None = field(default=None, validator=whole(1, or_none=True))
     seed: int = 0
     device: str = "sim"
 

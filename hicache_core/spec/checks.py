@@ -1,23 +1,44 @@
-"""Validators and converters that the declarations share."""
+"""Validators and converters that the declarations share; what they refuse is a SpecError."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from attrs import validators as v
+from hicache_core.errors import SpecError
 
 Validator = Callable[[Any, Any, Any], Any]
 
 
-def whole(minimum: int) -> Validator:
-    """A whole number of at least ``minimum``."""
-    return v.and_(v.instance_of(int), v.ge(minimum))
+def _refuse(instance: object, attribute: Any, value: object, expected: str) -> None:
+    raise SpecError(
+        who=f"{type(instance).__name__}.{attribute.name}",
+        got=repr(value),
+        expected=expected,
+        remedy=f"Correct {attribute.name}.",
+    )
+
+
+def whole(minimum: int, *, or_none: bool = False) -> Validator:
+    """A whole number of at least ``minimum``, or None where that is allowed."""
+
+    def check(instance: object, attribute: Any, value: object) -> None:
+        if or_none and value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            _refuse(instance, attribute, value, f"a whole number of at least {minimum}")
+
+    return check
 
 
 def name() -> Validator:
     """A string that is not empty."""
-    return v.and_(v.instance_of(str), v.min_len(1))
+
+    def check(instance: object, attribute: Any, value: object) -> None:
+        if not isinstance(value, str) or not value:
+            _refuse(instance, attribute, value, "a string that is not empty")
+
+    return check
 
 
 def int_tuple(values: Iterable[int]) -> tuple[int, ...]:

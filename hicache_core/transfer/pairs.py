@@ -84,8 +84,21 @@ def page_pairs(
             expected="one device page for each host page",
             remedy="Give slots of equal length.",
         )
+    if not _ascends(host):
+        order = host.argsort()
+        host, device = host[order], device[order]
     target = host if host_is_target else device
-    twice = _twice(target)
+    if not _ascends(target):
+        _refuse_twice(np.sort(target), who)
+    return PagePairs(host, device)
+
+
+def _ascends(pages: Int64Array) -> bool:
+    return len(pages) < 2 or bool((pages[1:] > pages[:-1]).all())
+
+
+def _refuse_twice(ordered: Int64Array, who: str) -> None:
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
         raise PairingError(
             who=who,
@@ -93,20 +106,3 @@ def page_pairs(
             expected="each destination once",
             remedy="Remove the duplicates.",
         )
-    if not _ascending(host):
-        order = host.argsort()
-        host, device = host[order], device[order]
-    return PagePairs(host, device)
-
-
-def _ascending(pages: Int64Array) -> bool:
-    return bool((pages[1:] > pages[:-1]).all())
-
-
-def _twice(pages: Int64Array) -> Int64Array:
-    """The pages that stand more than once."""
-    if _ascending(pages):
-        return pages[:0]
-    ordered: Int64Array = np.sort(pages)
-    twice: Int64Array = ordered[1:][ordered[1:] == ordered[:-1]]
-    return twice

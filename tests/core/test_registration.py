@@ -252,8 +252,9 @@ def test_the_mapping_goes_with_its_last_view(monkeypatch: pytest.MonkeyPatch) ->
         def __init__(self, *args: object, **options: object) -> None:
             made.append(weakref.ref(self))
 
+    runtime = SimRuntime()
     monkeypatch.setattr(mmap, "mmap", Mapping)
-    memory = _memory(SimRuntime())
+    memory = _memory(runtime)
     view = memory.view
     view[0] = 7
     memory.destroy()

@@ -182,6 +182,19 @@ def test_one_flipped_byte_counts_as_one(page_bytes: int) -> None:
         rows[2, offset] ^= 0x01
 
 
+@pytest.mark.parametrize("page_bytes", PAGE_BYTES)
+@pytest.mark.parametrize("last", [0, 5, 7, 8])
+def test_neighbouring_wrong_bytes_count_one_by_one(page_bytes: int, last: int) -> None:
+    """Pages are compared in words, wrong ones are counted in bytes."""
+    page, keys = np.array([1]), block_page_keys(0, "", np.array([1]), 1).ravel()
+    content, rows = layer_content(PLACE, page_bytes), rows_of(2, page_bytes)
+    content.fill(rows, page, keys)
+    rows[1, : last + 1] ^= 0xFF
+    wrong = min(last + 1, page_bytes)
+    assert content.wrong_bytes(rows, page, keys) == wrong
+    assert content.wrong_bytes_of(rows.numpy()[:, None], page, keys) == wrong
+
+
 @given(st.data())
 def test_wrong_bytes_are_counted_exactly(data: st.DataObject) -> None:
     """So many different bytes flipped, so many counted; bytes of other pages do not count."""

@@ -221,6 +221,18 @@ def test_failed_transfer_is_counted_and_is_no_hit(
     assert report.bytes_device_to_host == (5 - lost + again) * BLOCK_BYTES
 
 
+@pytest.mark.parametrize("fault", ["fail_copy_at", "refuse_copy_at"])
+@pytest.mark.parametrize(("direction", "call"), STEPS)
+def test_failed_transfer_is_not_taken_for_wrong_bytes(
+    monkeypatch: pytest.MonkeyPatch, direction: str, call: int, fault: str
+) -> None:
+    """Pages that a failed transfer may have half written, and that nobody reads, are not judged at the end."""
+    with_faults(monkeypatch, **{fault: call})
+    report = replayed(stream("ab", "cde", "ab"), device_blocks=3, host_blocks=9, **DIRECT)
+    assert report.failed_transfers == 1
+    assert report.mismatches == 0
+
+
 def test_steps_of_the_faults_are_as_listed() -> None:
     """Without a fault, the stream above backs up 5 blocks and loads 2."""
     requests = stream("ab", "cde", "ab")
@@ -238,3 +250,21 @@ def test_failure_leaves_no_registration(monkeypatch: pytest.MonkeyPatch) -> None
         assert runtime_of(replay) is made[0]
         assert made[0].memory.registrations
     assert made[0].memory.registrations == {}
+
+
+def test_wrong_byte_beside_a_failed_transfer_is_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resident page is judged whatever else failed."""
+    with_faults(monkeypatch, fail_copy_at=3)
+    with replaying(device_blocks=3, host_blocks=9, **DIRECT) as replay:
+        requests = list(stream("ab", "cde"))
+        seen: list[int] = []
+
+        def corrupt() -> None:
+            seen.append(1)
+            if len(seen) == len(requests):
+                page = int(replay._cache.index.host.resident_pages()[0])
+                buffer = replay._controller.group.pools[0].buffers[0]
+                buffer.memory.view[page * buffer.strides.page] ^= 0xFF
+
+        report = replay.run(requests, corrupt)
+    assert (report.failed_transfers, report.mismatches) == (1, 1)

@@ -180,7 +180,7 @@ def test_page_size_that_the_model_fixes_cannot_be_chosen() -> None:
 def test_choices_below_one_are_refused(field: str) -> None:
     """A tier, page or block of nothing is a mistake, not an empty replay."""
     for value in (0, -1):
-        with pytest.raises(ValueError, match=field):
+        with pytest.raises(SpecError, match=field):
             ReplayConfig(**{**CHOICES, field: value})
 
 

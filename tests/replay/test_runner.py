@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from hicache_core.device.sim import SimRuntime
@@ -16,6 +17,7 @@ from hicache_core.errors import (
     IncompatibleError,
     ModelFileError,
     RegistrationError,
+    TraceError,
     UnknownNameError,
 )
 from hicache_core.hookspecs import ENTRY_POINT_GROUP
@@ -59,7 +61,7 @@ def registry_without(plugin: str) -> PluginRegistry:
 )
 def test_block_takes_whole_pages(block_tokens: int | None, pages: int, said: list[str]) -> None:
     """A block is at least one page of 4 slots, a partial page counts as full, and what differs is said."""
-    requests = stream(*WALK)
+    requests = [attrs.evolve(r, block_tokens=12) for r in stream(*WALK)]
     twin = twin_of(requests, *WALK_BLOCKS)
     with replaying(None, 12, block_tokens=block_tokens) as replay:
         report = replay.run(requests)
@@ -68,6 +70,16 @@ def test_block_takes_whole_pages(block_tokens: int | None, pages: int, said: lis
     assert report.bytes_device_to_host == twin.backed_up * pages * PAGE_BYTES
     assert report.bytes_host_to_device == twin.host_hits * pages * PAGE_BYTES
     assert [part in sentence for part, sentence in zip(said, about_blocks, strict=True)] == [True] * len(said)
+
+
+def test_block_of_another_size_is_refused_unless_said_what_it_stands_for() -> None:
+    """Sessions with blocks of different sizes: the line is named, and --tokens-per-block settles it."""
+    first, second = stream("ab"), [attrs.evolve(r, block_tokens=64, line=7) for r in stream("cd")]
+    with replaying() as replay, pytest.raises(TraceError) as caught:
+        replay.run([*first, *second])
+    assert caught.value.line == 7
+    with replaying(block_tokens=8) as replay:
+        assert replay.run([*first, *second]).requests == 2
 
 
 @pytest.mark.parametrize("page_slots", [1, 2, 3, 16, 64])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attrs import field, frozen
-from attrs import validators as v
+
+from hicache_core.spec.checks import whole
 
 
 def _stream_numbers(numbers: Iterable[int]) -> frozenset[int]:
@@ -24,8 +25,8 @@ class Faults:
         slow_streams: streams (numbered as they are made) that run only when somebody waits for them.
     """
 
-    refuse_registration_at: int = field(default=0, validator=v.ge(0))
+    refuse_registration_at: int = field(default=0, validator=whole(0))
     refuse_registration_above: int | None = None
-    fail_copy_at: int = field(default=0, validator=v.ge(0))
-    refuse_copy_at: int = field(default=0, validator=v.ge(0))
+    fail_copy_at: int = field(default=0, validator=whole(0))
+    refuse_copy_at: int = field(default=0, validator=whole(0))
     slow_streams: frozenset[int] = field(default=frozenset(), converter=_stream_numbers)
