@@ -226,7 +226,7 @@ def test_failed_transfer_is_counted_and_is_no_hit(
 def test_failed_transfer_is_not_taken_for_wrong_bytes(
     monkeypatch: pytest.MonkeyPatch, direction: str, call: int, fault: str
 ) -> None:
-    """Pages that a failed transfer may have half written, and that nobody reads, are not judged at the end."""
+    """Pages that a failed transfer may have half written, and nobody reads, are not judged at the end."""
     with_faults(monkeypatch, **{fault: call})
     report = replayed(stream("ab", "cde", "ab"), device_blocks=3, host_blocks=9, **DIRECT)
     assert report.failed_transfers == 1

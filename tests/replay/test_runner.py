@@ -75,7 +75,7 @@ def test_block_takes_whole_pages(block_tokens: int | None, pages: int, said: lis
 def test_block_of_another_size_is_refused_unless_said_what_it_stands_for() -> None:
     """Sessions with blocks of different sizes: the line is named, and --tokens-per-block settles it."""
     first, second = stream("ab"), [attrs.evolve(r, block_tokens=64, line=7) for r in stream("cd")]
-    with replaying() as replay, pytest.raises(TraceError) as caught:
+    with replaying(block_tokens=None) as replay, pytest.raises(TraceError) as caught:
         replay.run([*first, *second])
     assert caught.value.line == 7
     with replaying(block_tokens=8) as replay:
