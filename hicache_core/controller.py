@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 
 from hicache_core.compat import Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
-from hicache_core.errors import PluginError, SpecError
+from hicache_core.errors import PluginError, SpecError, TransferError
 from hicache_core.group import HostGroup
 from hicache_core.memory.host import MAX_REGISTRATION_BYTES
 from hicache_core.memory.tables import BufferTables, PoolTables
@@ -95,6 +95,7 @@ class Controller:
         self.engine = Engine(runtime, device, groups, config.ring_bytes)
         self.group = self._make_group(device_pools, device)
         self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
+        self._closed = False
         self.engine.attach(self.group.pools)
         self._allocator = self.group.allocator(self.group.anchor_space)
 
@@ -151,7 +152,8 @@ class Controller:
         """Copy pages of every pool of the anchor's index space from device to host.
 
         The slots are read before the call returns; the caller's arrays may then change. The device pages must
-        not be written, and the host pages are held, until the ticket is acknowledged.
+        not be written until the ticket is acknowledged; till then the host pages are neither read by a load,
+        written by another backup nor given back.
 
         Args:
             host_slots: int64[n], CPU, whole host pages that are allocated, each at most once.
@@ -163,17 +165,19 @@ class Controller:
 
         Raises:
             IndicesError: the slots are not what they must be; nothing has moved.
-            SlotError: a host page is not allocated.
+            SlotError: a host page is not allocated, or a transfer that is not acknowledged uses it.
             TransferError: the runtime refused a submission; nothing counts as moved.
         """
         pairs = self._pairs(host_slots, device_slots, who="backup", host_is_target=True)
+        self._allocator.hold_to_write(pairs.host_pages)
         return self._submit(self.engine.backup, pairs, after)
 
     def load(self, host_slots: Any, device_slots: Any, *, after: Event | None = None) -> Ticket:
         """Copy pages of every pool of the anchor's index space from host to device, layer by layer.
 
-        The slots are read before the call returns; the caller's arrays may then change. The host pages are
-        held until the ticket is acknowledged. A reader of model layer l waits for ``ticket.mark(l)``.
+        The slots are read before the call returns; the caller's arrays may then change. Until the ticket is
+        acknowledged the host pages are neither written by a backup nor given back; other loads may read them.
+        A reader of model layer l waits for ``ticket.mark(l)``.
 
         Args:
             host_slots: int64[n], CPU, whole host pages that are allocated.
@@ -185,14 +189,22 @@ class Controller:
 
         Raises:
             IndicesError: the slots are not what they must be; nothing has moved.
-            SlotError: a host page is not allocated.
+            SlotError: a host page is not allocated, or a backup that is not acknowledged writes it.
             TransferError: the runtime refused a submission; nothing counts as moved.
         """
         pairs = self._pairs(host_slots, device_slots, who="load", host_is_target=False)
+        self._allocator.hold_to_read(pairs.host_pages)
         return self._submit(self.engine.load, pairs, after)
 
     def _pairs(self, host_slots: Any, device_slots: Any, *, who: str, host_is_target: bool) -> PagePairs:
-        pairs = page_pairs(
+        if self._closed:
+            raise TransferError(
+                who=who,
+                got="a controller that was closed",
+                expected="one whose host memory is there",
+                remedy="Make a new controller.",
+            )
+        return page_pairs(
             host_slots,
             device_slots,
             self._allocator.space,
@@ -201,12 +213,9 @@ class Controller:
             who=who,
             host_is_target=host_is_target,
         )
-        self._allocator.check_owned(pairs.host_pages)
-        return pairs
 
     def _submit(self, move: Move, pairs: PagePairs, after: Event | None) -> Ticket:
         release = functools.partial(self._allocator.release, pairs.host_pages)
-        self._allocator.hold(pairs.host_pages)
         try:
             return move(pairs, after=after, on_acknowledged=release)
         except BaseException:
@@ -215,6 +224,7 @@ class Controller:
 
     def close(self) -> None:
         """Wait for all that was submitted, then release the host memory; a second call does nothing."""
+        self._closed = True
         self.engine.drain()
         self.group.destroy()
 

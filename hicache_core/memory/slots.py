@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from hicache_core.spec.pool import IndexSpace
 
 Int64Array = npt.NDArray[np.int64]
 _SHOWN = 8
+_FREE = -1
+_WRITTEN = 1 << 30
 
 
 def int64_slots(slots: Any, who: str) -> Int64Array:
@@ -127,8 +130,9 @@ class PageAllocator:
         self._who = who
         self._reserved = reserved
         self._ring = np.empty(max(pages - reserved, 0), dtype=np.int64)
-        self._used = np.zeros(pages, dtype=np.bool_)
-        self._holds = np.zeros(pages, dtype=np.int32)
+        # Of each page: FREE, 0 (owned), the number of transfers that read it, or WRITTEN.
+        self._state = np.zeros(pages, dtype=np.int32)
+        self._lock = threading.RLock()
         self.clear()
 
     @property
@@ -143,25 +147,27 @@ class PageAllocator:
 
     def clear(self) -> None:
         """Back to the initial state; SlotError where a transfer still holds a page."""
-        held = np.flatnonzero(self._holds)
-        if held.size:
-            raise self._held_error(held)
-        self._ring[:] = np.arange(self._reserved, self._reserved + self._ring.size)
-        self._head = 0
-        self._count = self._ring.size
-        self._used[:] = False
+        with self._lock:
+            held = np.flatnonzero(self._state > 0)
+            if held.size:
+                raise self._held_error(held)
+            self._ring[:] = np.arange(self._reserved, self._reserved + self._ring.size)
+            self._head = 0
+            self._count = self._ring.size
+            self._state[:] = _FREE
 
     def allocate_pages(self, count: int) -> Int64Array | None:
         """``count`` page numbers (int64[count]), or None where fewer are free; SlotError for count < 1."""
-        if count < 1:
-            raise self._error(f"{count} pages", "a positive number of whole pages", ())
-        if count > self._count:
-            return None
-        pages = self._ring.take(range(self._head, self._head + count), mode="wrap")
-        self._head = (self._head + count) % self._ring.size
-        self._count -= count
-        self._used[pages] = True
-        return pages
+        if type(count) is not int or count < 1:
+            raise self._error(f"{count!r} pages", "a positive number of whole pages", ())
+        with self._lock:
+            if count > self._count:
+                return None
+            pages = self._ring.take(range(self._head, self._head + count), mode="wrap")
+            self._head = (self._head + count) % self._ring.size
+            self._count -= count
+            self._state[pages] = 0
+            return pages
 
     def allocate(self, slots: int) -> Int64Array | None:
         """``slots`` slot numbers of whole pages (int64[slots]), or None where fewer are free.
@@ -169,10 +175,10 @@ class PageAllocator:
         Raises:
             SlotError: ``slots`` is not a positive multiple of the page; it is never rounded.
         """
-        pages, rest = divmod(slots, self.space.page_slots)
-        if rest or slots < 1:
-            raise self._error(f"{slots} slots", f"a positive multiple of {self.space.page_slots}", ())
-        numbers = self.allocate_pages(pages)
+        size = self.space.page_slots
+        if type(slots) is not int or slots < 1 or slots % size:
+            raise self._error(f"{slots!r} slots", f"a positive multiple of {size}", ())
+        numbers = self.allocate_pages(slots // size)
         return None if numbers is None else slots_of(numbers, self.space.page_slots)
 
     def free(self, slots: Any) -> None:
@@ -191,11 +197,12 @@ class PageAllocator:
         """
         if not pages.size:
             return
-        self.check_returnable(pages)
-        self._used[pages] = False
-        tail = self._head + self._count
-        self._ring.put(range(tail, tail + pages.size), pages, mode="wrap")
-        self._count += pages.size
+        with self._lock:
+            self.check_returnable(pages)
+            self._state[pages] = _FREE
+            tail = self._head + self._count
+            self._ring.put(range(tail, tail + pages.size), pages, mode="wrap")
+            self._count += pages.size
 
     def check_returnable(self, pages: Int64Array) -> None:
         """Raise what :meth:`give_back` would raise for these page numbers."""
@@ -204,29 +211,57 @@ class PageAllocator:
         if pages.min() < 0 or pages.max() >= self.pages:
             outside = pages[(pages < 0) | (pages >= self.pages)]
             raise self._error(f"pages {self._shown(outside)}", f"pages 0 to {self.pages - 1}", outside)
-        self.check_owned(pages)
+        state = self._state[pages]
+        if (state == _FREE).any():
+            raise self._stray_error(pages[state == _FREE])
         if np.unique(pages).size != pages.size:
             values, counts = np.unique(pages, return_counts=True)
             twice = values[counts > 1]
             raise self._error(f"pages {self._shown(twice)} twice in one call", "each page once", twice)
-        held = pages[self._holds[pages] > 0]
-        if held.size:
-            raise self._held_error(held)
+        if state.any():
+            raise self._held_error(pages[state > 0])
 
-    def check_owned(self, pages: Int64Array) -> None:
-        """SlotError where one of the pages is not handed out."""
-        used = self._used[pages]
-        if not used.all():
-            stray = pages[~used]
-            raise self._error(f"pages {self._shown(stray)} that nobody owns", "allocated pages", stray)
+    def owns(self, pages: Int64Array) -> bool:
+        """Whether every one of the pages is handed out."""
+        return not (self._state[pages] == _FREE).any()
 
-    def hold(self, pages: Int64Array) -> None:
-        """Keep distinct pages from being given back while a transfer reads or writes them."""
-        self._holds[pages] += 1
+    def hold_to_read(self, pages: Int64Array) -> None:
+        """Keep pages from being written or given back while a transfer reads them; others may read as well.
+
+        Raises:
+            SlotError: a page is not handed out, or a transfer writes it; nothing changed.
+        """
+        with self._lock:
+            state = self._state[pages]
+            # As unsigned numbers, free pages lie above written ones.
+            if state.view(np.uint32).max(initial=0) >= _WRITTEN:
+                self._refuse(pages, (state == _FREE) | (state == _WRITTEN))
+            self._state[pages] = state + 1
+
+    def hold_to_write(self, pages: Int64Array) -> None:
+        """Keep distinct pages from being read, written or given back while a transfer writes them.
+
+        Raises:
+            SlotError: a page is not handed out, or a transfer reads or writes it; nothing changed.
+        """
+        with self._lock:
+            state = self._state[pages]
+            if state.any():
+                self._refuse(pages, state != 0)
+            self._state[pages] = _WRITTEN
 
     def release(self, pages: Int64Array) -> None:
         """End one hold of each page."""
-        self._holds[pages] -= 1
+        with self._lock:
+            state = self._state[pages]
+            self._state[pages] = np.where(state == _WRITTEN, 0, state - 1)
+
+    def _refuse(self, pages: Int64Array, bad: npt.NDArray[np.bool_]) -> NoReturn:
+        stray = pages[bad & (self._state[pages] == _FREE)]
+        raise self._stray_error(stray) if stray.size else self._held_error(pages[bad])
+
+    def _stray_error(self, stray: Int64Array) -> SlotError:
+        return self._error(f"pages {self._shown(stray)} that nobody owns", "allocated pages", stray)
 
     def _held_error(self, held: Int64Array) -> SlotError:
         return self._error(

@@ -284,10 +284,10 @@ def test_host_pages_are_held_until_the_acknowledgement(make_rig: MakeRig, move: 
 def test_each_transfer_has_a_hold_of_its_own(make_rig: MakeRig) -> None:
     """I35: acknowledging one ticket several times does not release the pages of another."""
     rig = _ready(make_rig, faults=Faults(slow_streams={LOAD_STREAM}))
-    backup, load = _submit(rig, "backup"), _submit(rig, "load")
+    first, load = _submit(rig, "load"), _submit(rig, "load")
     for _ in range(3):
-        backup.wait()
-        assert backup.poll()
+        first.wait()
+        assert first.poll()
     with pytest.raises(SlotError):
         rig.controller.group.free({"full": _slots(rig)[0]})
     load.wait()
@@ -350,3 +350,25 @@ def test_an_anchor_without_layers_moves_nothing() -> None:
         assert ticket.poll()
         assert ticket.nbytes == 0
     controller.close()
+
+
+def test_a_page_whose_backup_is_pending_is_not_loaded(make_rig: MakeRig) -> None:
+    """I35: a load of it would read what the backup has not written yet; once acknowledged, it works."""
+    rig = _ready(make_rig, faults=Faults(slow_streams={BACKUP_STREAM}))
+    host, device = rig.slots(rig.allocate(1)), rig.slots([1])
+    ticket = rig.controller.backup(host, device)
+    for again in (rig.controller.load, rig.controller.backup):
+        with pytest.raises(SlotError):
+            again(host, device)
+    ticket.wait()
+    rig.controller.load(host, device).wait()
+
+
+def test_a_closed_controller_moves_nothing(make_rig: MakeRig) -> None:
+    """Its tables point at memory that is gone."""
+    rig = _ready(make_rig)
+    host = rig.slots(rig.allocate(1))
+    rig.controller.close()
+    for move in (rig.controller.backup, rig.controller.load):
+        with pytest.raises(TransferError):
+            move(host, rig.slots([1]))

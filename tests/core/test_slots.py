@@ -175,7 +175,7 @@ def test_clear_is_refused_while_a_transfer_holds_a_page() -> None:
     allocator = _allocator()
     pages = allocator.allocate_pages(2)
     assert pages is not None
-    allocator.hold(pages[:1])
+    allocator.hold_to_write(pages[:1])
     with pytest.raises(SlotError):
         allocator.clear()
     assert allocator.free_pages == 4
@@ -189,14 +189,40 @@ def test_held_pages_cannot_be_freed() -> None:
     allocator = _allocator()
     pages = allocator.allocate_pages(2)
     assert pages is not None
-    allocator.hold(pages)
-    allocator.hold(pages[1:])
+    allocator.hold_to_read(pages)
+    allocator.hold_to_read(pages[1:])
     allocator.release(pages)
     error = _refused_unchanged(allocator, _slots(0, 1), SlotError)
     assert isinstance(error, SlotError)
     assert error.slots == (P,)
     allocator.release(pages[1:])
     allocator.free(_slots(0, 1))
+
+
+def test_a_page_has_many_readers_or_one_writer() -> None:
+    """I35: what a transfer writes nobody else reads or writes, and what is read nobody writes."""
+    allocator = _allocator()
+    pages = allocator.allocate_pages(3)
+    assert pages is not None
+    allocator.hold_to_read(pages[:2])
+    for write in (pages, pages[1:]):
+        with pytest.raises(SlotError) as caught:
+            allocator.hold_to_write(write)
+        assert 1 * P in caught.value.slots
+        assert 2 * P not in caught.value.slots
+    allocator.hold_to_write(pages[2:])
+    for hold in (allocator.hold_to_read, allocator.hold_to_write):
+        with pytest.raises(SlotError) as caught:
+            hold(pages[2:])
+        assert caught.value.slots == (2 * P,)
+        with pytest.raises(SlotError) as caught:
+            hold(np.array([2, 4]))
+        assert caught.value.slots == (4 * P,)
+    allocator.release(pages[:2])
+    allocator.release(pages[2:])
+    allocator.hold_to_write(pages)
+    allocator.release(pages)
+    allocator.give_back(pages)
 
 
 def test_cost_of_free_follows_what_is_freed() -> None:

@@ -122,9 +122,7 @@ class SimRuntime:
     def new_stream(self, device: int) -> SimStream:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         number = len(self.scheduler.streams)
-        stream = SimStream(device, number, slow=number in self.faults.slow_streams)
-        self.scheduler.streams.append(stream)
-        return stream
+        return self.scheduler.new_stream(device, slow=number in self.faults.slow_streams)
 
     def current_stream(self, device: int) -> SimStream:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hicache_core.errors import DeviceError
 
 _MOST_STEPS = 3
+_PACES = (1, 2, 8, 32)
 
 
 class SimEvent:
@@ -42,12 +43,12 @@ class SimEvent:
 
 
 class SimStream:
-    """A queue of operations of one device, run in order."""
+    """A queue of operations of one device, run in order; the higher its pace, the more of them at a time."""
 
-    def __init__(self, device: int, number: int, slow: bool) -> None:
+    def __init__(self, device: int, number: int, pace: int) -> None:
         self.device = device
         self.number = number
-        self.slow = slow
+        self.pace = pace
         self.queue: deque[Callable[[], None] | SimEvent | _Wait] = deque()
         self.failure: DeviceError | None = None
 
@@ -68,13 +69,20 @@ class Scheduler:
         self._random = random.Random(seed)
         self.streams: list[SimStream] = []
 
+    def new_stream(self, device: int, slow: bool) -> SimStream:
+        """A stream with a pace of its own; a slow one runs only when somebody waits for it."""
+        pace = self._random.choice(_PACES)
+        self.streams.append(SimStream(device, len(self.streams), 0 if slow else pace))
+        return self.streams[-1]
+
     def tick(self) -> None:
-        """Run up to a few operations of streams that may run, drawn at random."""
-        busy = [stream for stream in self.streams if stream.queue and not stream.slow]
+        """Run up to a few operations of streams that may run, drawn at random by their pace."""
+        busy = [stream for stream in self.streams if stream.queue and stream.pace]
         if not busy:
             return
-        for _ in range(self._random.randint(0, _MOST_STEPS)):
-            self._step(self._random.choice(busy))
+        paces = [stream.pace for stream in busy]
+        for stream in self._random.choices(busy, paces, k=self._random.randint(0, _MOST_STEPS)):
+            self._step(stream)
 
     def run_until(self, event: SimEvent) -> None:
         """Run the streams, in a random order, until ``event`` is done.
