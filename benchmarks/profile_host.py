@@ -23,7 +23,6 @@ from transfer import PAGE_SLOTS, POOL_PAGES, Recorder, make_controller
 from hicache_core import controller as controller_module
 from hicache_core.memory.slots import PageAllocator, slots_of
 from hicache_core.transfer import pairs as pairs_module
-from hicache_core.transfer import ways as ways_module
 from hicache_core.transfer.plan import Planner
 
 REPEATS = 200
@@ -74,14 +73,13 @@ def main() -> None:
     clock = Clock()
     clock.wrap(pairs_module, "pages_of", "check slots")
     clock.wrap(controller_module, "page_pairs", "pair and sort")
-    clock.wrap(PageAllocator, "check_owned", "ownership")
-    clock.wrap(PageAllocator, "hold", "hold")
-    clock.wrap(Planner, "boxes", "plan")
-    clock.wrap(ways_module, "strided_and_plain", "lower to copies")
+    clock.wrap(PageAllocator, "hold_to_write", "hold pages")
+    clock.wrap(PageAllocator, "hold_to_read", "hold pages")
+    clock.wrap(Planner, "copies", "plan copies")
     clock.wrap(Recorder, "strided_copies", "runtime calls")
     clock.wrap(Recorder, "batch_copies", "runtime calls")
     clock.wrap(Recorder, "record", "record events")
-    clock.wrap(Recorder, "wait_event", "wait for events")
+    clock.wrap(Recorder, "wait_current", "wait for the current stream")
     for row in rows:
         controller = make_controller(runtime, row["row_bytes"], row["layers"], ("kernel", "page_first"))
         controller.group.allocate({"full": POOL_PAGES * PAGE_SLOTS})

@@ -61,39 +61,32 @@ class Recorder(CudaRuntime):
         super().batch_copies(copies, stream)
 
 
-def bare_calls(runtime: Recorder, copies: Sequence[StridedCopies | BatchCopies]) -> Callable[[int], None]:
-    """The same runtime calls with everything prepared; called with a stream handle."""
+Calls = Callable[[int], None]
+
+
+def bare_calls(runtime: Recorder, copies: Sequence[StridedCopies | BatchCopies], *, batched: bool) -> Calls:
+    """The same copies as prepared runtime calls; called with a stream handle.
+
+    Args:
+        runtime: whose library is called.
+        copies: what the controller submitted.
+        batched: strided copies as one 3D batch each, else as one 2D copy each.
+    """
     rt = runtime._rt
     calls: list[tuple[Any, tuple[int, ...]]] = []
     for c in copies:
-        if isinstance(c, StridedCopies):
-            columns = (c.targets, c.sources, c.widths, c.heights)
-            for t, s, w, h in zip(*(column.tolist() for column in columns), strict=True):
-                calls.append((rt.copy_2d, (t, c.target_pitch, s, c.source_pitch, w, h, COPY_DEFAULT)))
-        elif len(c) > 4:
-            calls.append((lambda stream, c=c: rt.copy_batch(c.targets, c.sources, c.sizes, stream), ()))
+        if isinstance(c, StridedCopies) and batched:
+            calls.append((functools.partial(rt.copy_2d_batch, c), ()))
+        elif isinstance(c, StridedCopies):
+            for target, source, width, height in c.rows():
+                arguments = (target, c.target_pitch, source, c.source_pitch, width, height, COPY_DEFAULT)
+                calls.append((rt.copy_2d, arguments))
         else:
-            for t, s, n in zip(c.targets.tolist(), c.sources.tolist(), c.sizes.tolist(), strict=True):
-                calls.append((rt.copy, (t, s, n, COPY_DEFAULT)))
+            calls.append((functools.partial(rt.copy_batch, c.targets, c.sources, c.sizes), ()))
 
     def run(stream: int) -> None:
         for function, arguments in calls:
             function(*arguments, stream)
-
-    return run
-
-
-def batched_3d(runtime: Recorder, copies: Sequence[StridedCopies | BatchCopies]) -> Callable[[int], None]:
-    """The strided copies as one 3D batch each."""
-    rt = runtime._rt
-
-    def run(stream: int) -> None:
-        for c in copies:
-            if isinstance(c, StridedCopies):
-                targets, sources = (c.targets, c.target_pitch), (c.sources, c.source_pitch)
-                rt.copy_2d_batch(targets, sources, c.widths, c.heights, stream)
-            else:
-                rt.copy_batch(c.targets, c.sources, c.sizes, stream)
 
     return run
 
@@ -164,13 +157,13 @@ def measure(runtime: Recorder, move: Any, host: np.ndarray, device: np.ndarray) 
     move(host, device).wait()
     copies, runtime.kept = runtime.kept, None
     stream = runtime.new_stream(0)
-    bare, batch = bare_calls(runtime, copies), batched_3d(runtime, copies)
-    rows: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": [], "batch_3d": []}
+    bare = {f"bare_{n}": bare_calls(runtime, copies, batched=b) for n, b in (("2d", False), ("3d", True))}
+    rows: dict[str, list[tuple[float, float]]] = {"ours": [], **{name: [] for name in bare}}
     gc.disable()
     for _ in range(REPEATS + 3):
         torch.cuda.synchronize()
         rows["ours"].append(timed(lambda: move(host, device), lambda ticket: ticket.wait()))
-        for name, calls in (("bare", bare), ("batch_3d", batch)):
+        for name, calls in bare.items():
             torch.cuda.synchronize()
             submit = functools.partial(calls, stream.cuda_stream)
             rows[name].append(timed(submit, lambda _: stream.synchronize()))
@@ -180,8 +173,11 @@ def measure(runtime: Recorder, move: Any, host: np.ndarray, device: np.ndarray) 
         submit, complete = median_pair(samples[3:])
         result[f"{name}_submit_us"] = round(submit, 1)
         result[f"{name}_complete_us"] = round(complete, 1)
-    result["own_host_us"] = round(result["ours_submit_us"] - result["bare_submit_us"], 1)
-    result["complete_ratio"] = round(result["ours_complete_us"] / result["bare_complete_us"], 3)
+    strided = [c for c in copies if isinstance(c, StridedCopies)]
+    path = "bare_3d" if strided and all(map(runtime.takes_batch, strided)) else "bare_2d"
+    result["path"] = path
+    result["own_host_us"] = round(result["ours_submit_us"] - result[f"{path}_submit_us"], 1)
+    result["complete_ratio"] = round(result["ours_complete_us"] / result[f"{path}_complete_us"], 3)
     return result
 
 

@@ -22,37 +22,31 @@ ones end later in a batch."""
 
 
 class CudaEvent:
-    """A point in a stream; see :class:`~hicache_core.device.base.Event`."""
+    """A point in a stream; see :class:`~hicache_core.device.base.Event`.
 
-    __slots__ = ("event",)
+    Its handle comes from a pool and goes back there with the object: whoever waits for the event has taken it
+    as it was by then.
+    """
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()
-        self.event.record(stream)
+    __slots__ = ("_pool", "_rt", "handle")
+
+    def __init__(self, rt: CudaRt, pool: list[int], stream: int) -> None:
+        self._rt = rt
+        self._pool = pool
+        self.handle = pool.pop() if pool else rt.new_event()
+        rt.record(self.handle, stream)
 
     def query(self) -> bool:
         """Whether everything before it has run; DeviceError for what failed there."""
-        try:
-            return bool(self.event.query())
-        except RuntimeError as error:
-            raise _device_error(error) from error
+        return self._rt.query(self.handle)
 
     def synchronize(self) -> None:
         """Wait until everything before it has run; DeviceError for what failed there."""
-        try:
-            self.event.synchronize()
-        except RuntimeError as error:
-            raise _device_error(error) from error
+        self._rt.synchronize(self.handle)
 
-
-def _device_error(error: RuntimeError) -> DeviceError:
-    return DeviceError(
-        who="cuda",
-        got=str(error).splitlines()[0],
-        expected="a stream without errors",
-        remedy="The context of this process is lost: start it again.",
-        rc=getattr(error, "error_code", 1),
-    )
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            self._pool.append(self.handle)
 
 
 class CudaRuntime:
@@ -84,7 +78,8 @@ class CudaRuntime:
         if path is None:
             raise _absent("no libcudart loaded by torch")
         self._rt = CudaRt(path)
-        self._fence = torch.cuda.Event()
+        self._events: dict[int, list[int]] = {}
+        self._fences: dict[int, int] = {}
 
     def register(self, host: HostRange) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; refused while a graph is being captured."""
@@ -146,27 +141,42 @@ class CudaRuntime:
 
     def record(self, stream: torch.cuda.Stream) -> CudaEvent:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
-        return CudaEvent(stream)
+        device = stream.device_index
+        pool = self._events.setdefault(device, [])
+        if pool:
+            return CudaEvent(self._rt, pool, stream.cuda_stream)
+        # A new event belongs to the current device, and is recorded in streams of that device alone.
+        with torch.cuda.device(device):
+            return CudaEvent(self._rt, pool, stream.cuda_stream)
 
     def wait_event(self, stream: torch.cuda.Stream, event: Event) -> None:
-        """See :class:`~hicache_core.device.base.DeviceRuntime`; torch events serve as well."""
+        """See :class:`~hicache_core.device.base.DeviceRuntime`; events of torch serve as well."""
         theirs: Any = event
-        stream.wait_event(event.event if isinstance(event, CudaEvent) else theirs)
+        self._rt.wait(stream.cuda_stream, event.handle if isinstance(event, CudaEvent) else theirs.cuda_event)
 
     def wait_current(self, stream: torch.cuda.Stream, device: int) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; the engine calls it under its lock."""
+        fence = self._fences.get(device)
+        if fence is None:
+            with torch.cuda.device(device):
+                fence = self._fences[device] = self._rt.new_event()
         # A wait takes the event as it is when it is submitted, so that one event serves all.
-        self._fence.record(torch.cuda.current_stream(device))
-        stream.wait_event(self._fence)
+        self._rt.record(fence, torch.cuda.current_stream(device).cuda_stream)
+        self._rt.wait(stream.cuda_stream, fence)
 
     def synchronize(self, stream: torch.cuda.Stream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
-        CudaEvent(stream).synchronize()
+        self.record(stream).synchronize()
+
+    def takes_batch(self, copies: StridedCopies) -> bool:
+        """Whether strided copies go in one call."""
+        many = self._rt.has_batch and len(copies) >= _MANY_STRIDED
+        return many and copies.smallest() >= _LARGE_STRIDED
 
     def strided_copies(self, copies: StridedCopies, stream: torch.cuda.Stream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         handle = stream.cuda_stream
-        if self._rt.has_batch and len(copies) >= _MANY_STRIDED and copies.smallest() >= _LARGE_STRIDED:
+        if self.takes_batch(copies):
             self._rt.copy_2d_batch(copies, handle)
             return
         call = self._rt.copy_2d

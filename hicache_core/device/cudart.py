@@ -20,6 +20,8 @@ _REGISTER_PORTABLE_MAPPED = 1 | 2
 _COPY_DEFAULT = 4
 _ORDER_STREAM = 1
 _OPERAND_POINTER = 1
+_EVENT_WITHOUT_TIMING = 2
+_NOT_READY = 600
 _BATCH_SINCE = 12080
 _NO_FAIL_INDEX_SINCE = 13000
 
@@ -86,6 +88,11 @@ class CudaRt:
         self.copy_2d = self._function(
             "cudaMemcpy2DAsync", [pointer, size, pointer, size, size, size, number, pointer]
         )
+        self._create_event = self._function("cudaEventCreateWithFlags", [pointer, ctypes.c_uint])
+        self._query = self._function("cudaEventQuery", [pointer])
+        self._synchronize = self._function("cudaEventSynchronize", [pointer])
+        self._record = self._function("cudaEventRecord", [pointer, pointer])
+        self._wait = self._function("cudaStreamWaitEvent", [pointer, pointer, ctypes.c_uint])
         version = ctypes.c_int()
         self._function("cudaRuntimeGetVersion", [pointer])(ctypes.byref(version))
         self.version = version.value
@@ -141,6 +148,33 @@ class CudaRt:
         seen = ctypes.c_void_p()
         self.check(self._alias(ctypes.byref(seen), start, 0), "cudaHostGetDevicePointer")
         return seen.value or 0
+
+    def new_event(self) -> int:
+        """An event without timing, of the current device."""
+        event = ctypes.c_void_p()
+        self.check(self._create_event(ctypes.byref(event), _EVENT_WITHOUT_TIMING), "cudaEventCreateWithFlags")
+        return event.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """Put the event after everything that the stream has."""
+        self.check(self._record(event, stream), "cudaEventRecord")
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let the stream go on after the event, as it is now."""
+        self.check(self._wait(stream, event, 0), "cudaStreamWaitEvent")
+
+    def query(self, event: int) -> bool:
+        """Whether the event has passed."""
+        rc = self._query(event)
+        if rc == _NOT_READY:
+            self._last_error()
+            return False
+        self.check(rc, "cudaEventQuery")
+        return True
+
+    def synchronize(self, event: int) -> None:
+        """Wait for the event; other Python threads run meanwhile."""
+        self.check(self._synchronize(event), "cudaEventSynchronize")
 
     def copy_batch(self, targets: Int64Array, sources: Int64Array, sizes: Int64Array, stream: int) -> None:
         """Plain copies in one call."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+import torch
 from attrs import asdict, define, field
 
 from hicache_core.replay.setup import Assembly, ReplayConfig
@@ -52,6 +57,7 @@ class Report:
         """The report with its schema, for JSON."""
         return {
             "schema": SCHEMA,
+            "made": where_and_when(),
             "config": asdict(config),
             "model": assembly.model,
             "variant": assembly.variant,
@@ -85,6 +91,19 @@ class Report:
                 "host_to_device": round(self.gigabytes_per_second(self.bytes_host_to_device, "load"), 3),
             },
         }
+
+
+def where_and_when() -> dict[str, Any]:
+    """What a kept result must say of the machine that it was made on."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:

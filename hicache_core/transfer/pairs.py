@@ -10,7 +10,7 @@ import torch
 
 from hicache_core.device.base import DeviceRuntime, Int64Array, Stream
 from hicache_core.errors import PairingError
-from hicache_core.memory.slots import pages_of
+from hicache_core.memory.slots import all_true, pages_of
 from hicache_core.spec.pool import IndexSpace
 
 _Found = TypeVar("_Found")
@@ -94,7 +94,7 @@ def page_pairs(
 
 
 def _ascends(pages: Int64Array) -> bool:
-    return len(pages) < 2 or bool((pages[1:] > pages[:-1]).all())
+    return len(pages) < 2 or all_true(pages[1:] > pages[:-1])
 
 
 def _refuse_twice(ordered: Int64Array, who: str) -> None:

@@ -131,10 +131,12 @@ class Planner:
     def _first_of_runs(self, pairs: PagePairs, groups: Int64Array | None) -> Int64Array | None:
         """Index of the first pair of each run of neighbouring pages; None where no two are neighbours."""
         host, device = pairs.host_pages, pairs.device_pages
-        joined = (host[1:] - host[:-1] == 1) & (device[1:] - device[:-1] == 1)
-        if groups is not None:
-            joined &= groups[1:] == groups[:-1]
-        if not joined.any():
+        joined = device[1:] - device[:-1] == 1
+        if np.count_nonzero(joined):
+            joined &= host[1:] - host[:-1] == 1
+            if groups is not None:
+                joined &= groups[1:] == groups[:-1]
+        if not np.count_nonzero(joined):
             return None
         return np.concatenate(([0], np.flatnonzero(~joined) + 1))
 
