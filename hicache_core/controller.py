@@ -96,7 +96,7 @@ class Controller:
         self.group = self._make_group(device_pools, device)
         self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
         self._closed = False
-        self.engine.attach(self.group.pools)
+        self.engine.attach([pool.ways for pool in self.group.pools if pool.ways is not None])
         self._allocator = self.group.allocator(self.group.anchor_space)
 
     def _make_group(self, device_pools: Sequence[DevicePool], device: int) -> HostGroup:

@@ -21,7 +21,7 @@ from hicache_core.memory.tables import (
 )
 from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid, Strides
 from hicache_core.transfer.staging import StagingRing
-from hicache_core.transfer.ways import CopyWay, KernelWay, StagedWay, Way
+from hicache_core.transfer.ways import CopyWay, KernelWay, PoolWays, StagedWay, Way
 
 
 @frozen(kw_only=True, eq=False)
@@ -67,14 +67,6 @@ class PoolBuffers:
     host: tuple[HostBuffer, ...]
     device: DevicePool
     runtime: DeviceRuntime
-
-
-@frozen(kw_only=True, eq=False)
-class PoolWays:
-    """How the rows of a pool move."""
-
-    backup: Way
-    load: Way
 
 
 def _mismatch(who: str, got: str, expected: str) -> BufferMismatchError:
@@ -239,6 +231,7 @@ class HostPool:
         """Give the pool its tables and the ways that the plan names."""
         self.tables = tables
         self.ways = PoolWays(
+            spec=self.spec,
             backup=_WAYS[plan.backup](self, ring, device, True),
             load=_WAYS[plan.load](self, ring, device, False),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,17 @@ from hicache_core.errors import AddressError, HostMemoryError, RegistrationError
 from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.tables import Segment
 
-if TYPE_CHECKING:
-    from hicache_core.device.base import DeviceRuntime
-
 MAX_REGISTRATION_BYTES = 64 << 30
+
+
+class Registrar(Protocol):
+    """What makes host memory visible to devices; a device runtime is one."""
+
+    def register(self, host: HostRange) -> None:
+        """Make a range visible; RegistrationError with the return code where refused."""
+
+    def unregister(self, host: HostRange) -> None:
+        """Undo :meth:`register` of exactly this range."""
 
 
 class HostMemory:
@@ -42,7 +49,7 @@ class HostMemory:
         self,
         nbytes: int,
         copy_unit: int,
-        runtime: DeviceRuntime,
+        runtime: Registrar,
         *,
         who: str,
         max_registration_bytes: int = MAX_REGISTRATION_BYTES,

@@ -11,12 +11,10 @@ from attrs import frozen
 
 from hicache_core.device.base import DeviceRuntime, Event, Stream
 from hicache_core.errors import DeviceError, TransferError
-from hicache_core.pool import HostPool, PoolWays
-from hicache_core.spec import PoolSpec
 from hicache_core.transfer.pairs import PagePairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES, StagingRing
 from hicache_core.transfer.ticket import Ticket
-from hicache_core.transfer.ways import Way
+from hicache_core.transfer.ways import PoolWays, Way
 
 _BYTES_WORTH_A_CALL = 192 << 10
 """Bytes that a link moves while the host submits one more copy (55 GB/s and 3.1 us a call, on an H200)."""
@@ -88,22 +86,21 @@ class Engine:
         self._streams = runtime.new_stream(device), runtime.new_stream(device)
         self.attach(())
 
-    def attach(self, pools: Sequence[HostPool]) -> None:
+    def attach(self, pools: Sequence[PoolWays]) -> None:
         """Say which pools move from now on: in backups all layers at once, in loads group by group."""
-        bound = [(pool.spec, pool.ways) for pool in pools if pool.ways is not None]
-        page_bytes = sum(spec.page_bytes for spec, _ in bound)
+        page_bytes = sum(pool.spec.page_bytes for pool in pools)
         backups, loads = self._streams
         self._backup = _Lane(
             what="backup",
             stream=backups,
-            steps=[tuple((ways.backup, range(spec.layer_count)) for spec, ways in bound)],
+            steps=[tuple((pool.backup, range(pool.spec.layer_count)) for pool in pools)],
             mark_of_layer=(),
             page_bytes=page_bytes,
         )
         self._load = _Lane(
             what="load",
             stream=loads,
-            steps=[_load_step(bound, group) for group in self._groups],
+            steps=[_load_step(pools, group) for group in self._groups],
             mark_of_layer=[number for number, group in enumerate(self._groups) for _ in group],
             page_bytes=page_bytes,
         )
@@ -173,13 +170,14 @@ class Engine:
             return
 
 
-def _load_step(pools: Sequence[tuple[PoolSpec, PoolWays]], group: range) -> Step:
+def _load_step(pools: Sequence[PoolWays], group: range) -> Step:
     """The ways of the pools that have layers in the group, each with its own numbers of these layers."""
     step = []
-    for spec, ways in pools:
-        own = range(bisect_left(spec.layer_ids, group.start), bisect_left(spec.layer_ids, group.stop))
+    for pool in pools:
+        ids = pool.spec.layer_ids
+        own = range(bisect_left(ids, group.start), bisect_left(ids, group.stop))
         if own:
-            step.append((ways.load, own))
+            step.append((pool.load, own))
     return tuple(step)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
+from attrs import frozen
 
 from hicache_core.device.base import (
     BatchCopies,
@@ -18,6 +19,7 @@ from hicache_core.device.base import (
 )
 from hicache_core.memory.tables import BufferTables, HostTable, KernelTable, PoolTables
 from hicache_core.spec.platform import CopyKind
+from hicache_core.spec.pool import PoolSpec
 from hicache_core.transfer.pairs import PagePairs
 from hicache_core.transfer.plan import Planner
 from hicache_core.transfer.staging import StagingRing
@@ -32,6 +34,20 @@ class Way(Protocol):
 
 Writer = Way
 """A way that moves all layers of a pool from device to host."""
+
+
+@frozen(kw_only=True, eq=False)
+class PoolWays:
+    """How the rows of a pool move.
+
+    Args:
+        spec: the pool's declaration.
+        backup, load: the way of each direction.
+    """
+
+    spec: PoolSpec
+    backup: Way
+    load: Way
 
 
 def _copied_host_rows(tables: BufferTables, runtime: DeviceRuntime) -> HostTable | KernelTable:
