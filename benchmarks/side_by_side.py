@@ -1,6 +1,6 @@
 """A transfer result beside published figures of upstream, as a Markdown table on standard output.
 
-The figures of upstream are those of ``published_upstream.json``: taken from elsewhere, not measured in the run.
+The figures of upstream are those of ``published_upstream.json``: taken from elsewhere, not measured here.
 
     python benchmarks/side_by_side.py benchmarks/results/NAME.json
 """
@@ -27,7 +27,7 @@ def main(path: str) -> None:
     made = f"{result['device']}, {result['date']}, torch {result['torch']}"
     print(f"Ours: {made}, kernel + page_first; measured.\n")
     print(f"Upstream: {published['about']}\n")
-    print("| direction | layers | row | pages | ours submit / complete | upstream submit / complete | ratio |")
+    print("| direction | layers | row | pages | ours submit, complete | upstream submit, complete | ratio |")
     print("|---|---|---|---|---|---|---|")
     ratios: dict[str, list[float]] = {}
     for cell in published["cells"]:
