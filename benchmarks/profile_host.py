@@ -58,7 +58,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     runtime = Recorder()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    warm = make_controller(runtime, 2048, 8, ("kernel", "page_first"))
+    warm.group.allocate({"full": POOL_PAGES * PAGE_SLOTS})
+    slots = slots_of(np.arange(64), PAGE_SLOTS)
+    for _ in range(20):
+        whole(warm.backup, slots, slots)
+    warm.close()
     for row_bytes, layers in ((2048, 61), (65536, 61)):
         controller = make_controller(runtime, row_bytes, layers, ("kernel", "page_first"))
         controller.group.allocate({"full": POOL_PAGES * PAGE_SLOTS})

@@ -80,12 +80,12 @@ def pages_of(slots: Any, space: IndexSpace, pages: int, who: str) -> Int64Array:
 def _steps_by_one(listed: Int64Array, numbers: Int64Array, size: int) -> bool:
     """Whether each run of ``size`` slots is page ``numbers[i]``.
 
-    ``size`` integers that ascend from the page's first slot or later and end ``size - 1`` above it are that
-    page: one comparison of neighbours is enough.
+    ``size`` integers that ascend and of which the first and the last lie in one page are that page: one
+    comparison of neighbours is enough.
     """
     right = np.empty(listed.size, dtype=np.bool_)
     np.greater(listed[1:], listed[:-1], out=right[:-1])
-    right[size - 1 :: size] = listed[size - 1 :: size] == numbers * size + (size - 1)
+    right[size - 1 :: size] = listed[size - 1 :: size] // size == numbers
     return all_true(right)
 
 

@@ -14,14 +14,18 @@ from hicache_core.testing.rigs import DeviceOptions, Rig
 from hicache_core.testing.stand_ins import pool_spec
 
 CONFIG = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=64)
-SLEEP_CYCLES = 200_000_000
-"""About a tenth of a second."""
+SLEEP_CYCLES = 1_000_000_000
+"""About half a second."""
 
 
 def large_rig(cuda: CudaRuntime) -> Rig[CudaRuntime]:
     """Sixteen layers of 64 KiB token rows."""
     spec = pool_spec(65536, page_slots=1, layer_ids=range(16))
-    return Rig([spec], CONFIG, cuda, options=DeviceOptions(pages=64, slab=True))
+    rig = Rig([spec], CONFIG, cuda, options=DeviceOptions(pages=64, slab=True))
+    # The first launch of a kernel loads it, which may take longer than a test's writer sleeps.
+    rig.poison_device()
+    torch.cuda.synchronize()
+    return rig
 
 
 def test_a_backup_sees_what_the_current_stream_wrote_before_it(cuda: CudaRuntime) -> None:
