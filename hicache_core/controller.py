@@ -10,12 +10,12 @@ from attrs import evolve, field, frozen
 
 from hicache_core.compat import Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
-from hicache_core.errors import PluginError, SpecError, TransferError
+from hicache_core.errors import PluginError, SpecError
 from hicache_core.group import HostGroup
 from hicache_core.memory.host import MAX_REGISTRATION_BYTES
-from hicache_core.memory.tables import BufferTables, PoolTables
+from hicache_core.memory.tables import HostTable, KernelTable
 from hicache_core.plugins import PluginRegistry
-from hicache_core.pool import DevicePool, HostPool, build_pointer_tables
+from hicache_core.pool import DevicePool, HostPool, build_pointer_tables, check_apart, check_device_pool
 from hicache_core.spec import layout_named
 from hicache_core.spec.checks import whole
 from hicache_core.transfer.engine import Engine, load_groups
@@ -24,6 +24,11 @@ from hicache_core.transfer.staging import DEFAULT_RING_BYTES
 from hicache_core.transfer.ticket import Ticket
 
 Move = Callable[..., Ticket]
+_SIDES: dict[str, type[HostTable] | type[KernelTable]] = {
+    "host": HostTable,
+    "host_kernel": KernelTable,
+    "device": KernelTable,
+}
 
 
 @frozen(kw_only=True)
@@ -88,6 +93,9 @@ class Controller:
             who="controller",
         )
         _check_spaces(device_pools)
+        for pool in device_pools:
+            check_device_pool(pool)
+        check_apart(device_pools)
         highest = max((max(p.spec.layer_ids, default=-1) for p in device_pools), default=-1)
         layer_count = max(config.layer_count, highest + 1)
         page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
@@ -95,7 +103,6 @@ class Controller:
         self.engine = Engine(runtime, device, groups, config.ring_bytes)
         self.group = self._make_group(device_pools, device)
         self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
-        self._closed = False
         self.engine.attach([pool.ways for pool in self.group.pools if pool.ways is not None])
         self._allocator = self.group.allocator(self.group.anchor_space)
 
@@ -132,21 +139,39 @@ class Controller:
         )
         if tables is None:
             tables = build_pointer_tables(spec, pool.pool_buffers(), device)
-        self._check_tables(pool, tables)
+        self._check_tables(pool, tables, device)
         pool.bind(tables, plan, self.engine.ring, device)
         if plan.staged:
             writer = self._registry.ask(spec.family, "hicache_staged_write_back", pool=pool, device=device)
+            if writer is not None and not callable(getattr(writer, "submit", None)):
+                raise PluginError(
+                    who=self._registry.owner(spec.family).title,
+                    got=f"{writer!r} as the writer of pool '{spec.pool}'",
+                    expected="an object with submit(pairs, layers, stream), or None",
+                    remedy="Correct hicache_staged_write_back.",
+                )
             if writer is not None and pool.ways is not None:
                 pool.ways = evolve(pool.ways, backup=writer)
 
-    def _check_tables(self, pool: HostPool, tables: PoolTables) -> None:
-        if len(tables) != len(pool.buffers) or not all(isinstance(t, BufferTables) for t in tables):
-            raise PluginError(
-                who=self._registry.owner(pool.spec.family).title,
-                got=f"{tables!r} as pointer tables of pool '{pool.spec.pool}'",
-                expected=f"{len(pool.buffers)} BufferTables, one per buffer",
-                remedy="Correct hicache_build_pointer_table.",
-            )
+    def _check_tables(self, pool: HostPool, tables: Any, device: int) -> None:
+        """Refuse tables of other rows or another device; where they point is their plugin's affair."""
+        if not isinstance(tables, tuple | list) or len(tables) != len(pool.buffers):
+            raise self._bad_tables(pool, repr(tables), f"{len(pool.buffers)} BufferTables, one per buffer")
+        for table, buffer in zip(tables, pool.buffers, strict=True):
+            rows = (buffer.grid.layers, buffer.grid.page_rows, buffer.grid.row_bytes)
+            for side, kind in _SIDES.items():
+                found = getattr(table, side, None)
+                if not isinstance(found, kind) or not found.covers(rows, device):
+                    expected = f"a {kind.__name__} of {rows} (layers, rows, bytes) for device {device}"
+                    raise self._bad_tables(pool, f"{side} = {found!r}", expected)
+
+    def _bad_tables(self, pool: HostPool, got: str, expected: str) -> PluginError:
+        return PluginError(
+            who=self._registry.owner(pool.spec.family).title,
+            got=f"{got} as pointer tables of pool '{pool.spec.pool}'",
+            expected=expected,
+            remedy="Correct hicache_build_pointer_table.",
+        )
 
     def backup(self, host_slots: Any, device_slots: Any, *, after: Event | None = None) -> Ticket:
         """Copy pages of every pool of the anchor's index space from device to host.
@@ -197,13 +222,6 @@ class Controller:
         return self._submit(self.engine.load, pairs, after)
 
     def _pairs(self, host_slots: Any, device_slots: Any, *, who: str, host_is_target: bool) -> PagePairs:
-        if self._closed:
-            raise TransferError(
-                who=who,
-                got="a controller that was closed",
-                expected="one whose host memory is there",
-                remedy="Make a new controller.",
-            )
         return page_pairs(
             host_slots,
             device_slots,
@@ -224,8 +242,7 @@ class Controller:
 
     def close(self) -> None:
         """Wait for all that was submitted, then release the host memory; a second call does nothing."""
-        self._closed = True
-        self.engine.drain()
+        self.engine.close()
         self.group.destroy()
 
 

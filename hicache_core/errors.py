@@ -177,6 +177,12 @@ class DeviceError(HiCacheError):
         super().__init__(who=who, got=got, expected=expected, remedy=remedy)
 
 
+class StreamsStuckError(DeviceError):
+    """Streams wait for one another, or for what nobody will record: what they hold is still in use."""
+
+    code = "streams-stuck"
+
+
 class DeviceFault(DeviceError):
     """A kernel or copy touched an address that its device cannot see.
 

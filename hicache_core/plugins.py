@@ -11,7 +11,7 @@ import pluggy
 from attrs import field, frozen
 
 from hicache_core import hookspecs
-from hicache_core.errors import PluginError, UnknownNameError
+from hicache_core.errors import HiCacheError, PluginError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
 from hicache_core.spec import Capabilities, Platform, PoolGeometry, PoolSpec, default_capabilities
 
@@ -96,12 +96,12 @@ class PluginRegistry:
                 "a name once",
                 f"It is held by {self._plugins[name].title}; uninstall one.",
             )
-        hooks = self._marked_hooks(module, who)
         try:
+            hooks = self._marked_hooks(module, who)
             self._manager.register(module, name=name)
             self._manager.check_pending()
             families = self._families_of(module, who)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self._manager.get_plugin(name) is not None:
                 self._manager.unregister(name=name)
             if isinstance(error, PluginError):
@@ -199,7 +199,17 @@ class PluginRegistry:
         """Ask the owner of ``family`` alone; None where it does not implement ``hook`` or answers None."""
         owner = self.owner(family)
         others = [plugin.module for plugin in self._plugins.values() if plugin is not owner]
-        return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        try:
+            return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        except HiCacheError:
+            raise
+        except Exception as error:
+            raise _refusal(
+                owner.title,
+                f"{type(error).__name__}: {error} from {hook} for family '{family}'",
+                "an answer, or an error of hicache",
+                "Mend the plugin.",
+            ) from error
 
     def spec(self, geometry: PoolGeometry) -> PoolSpec:
         """The declaration of a pool; raises PluginError where the owner returns something else."""
@@ -266,7 +276,7 @@ def load_plugins(
         who = f"{entry_point.name} ({distribution})" if distribution else entry_point.name
         try:
             module = entry_point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = _refusal(
                 who,
                 f"{type(error).__name__}: {error} while importing {entry_point.value}",

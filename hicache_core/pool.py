@@ -110,6 +110,36 @@ def check_device_pool(device_pool: DevicePool) -> None:
             raise _mismatch(f"{who}, {buffer.name}", f"row strides {sorted(strides)}", "one in all layers")
 
 
+def check_apart(device_pools: Sequence[DevicePool]) -> None:
+    """Refuse device rows that share bytes, in one pool or in two: what one load wrote, another would lose.
+
+    Layers may interleave: at one row stride, each in bytes of its own between the others' rows.
+    """
+    spans = sorted(
+        (
+            (layer.data_ptr(), layer.shape[0], layer.stride(0) * layer.element_size(), buffer.row_bytes, pool)
+            for pool in device_pools
+            for buffer in pool.spec.buffers
+            for layer in pool.layers[buffer.name]
+            if layer.shape[0]
+        ),
+        key=lambda span: span[0],
+    )
+    open_spans: list[tuple[int, int, int, int, DevicePool]] = []
+    for span in spans:
+        start, _, stride, row_bytes, pool = span
+        open_spans = [s for s in open_spans if s[0] + (s[1] - 1) * s[2] + s[3] > start]
+        for first, _, other_stride, other_bytes, _ in open_spans:
+            inside = (start - first) % stride if stride else 0
+            if stride != other_stride or inside < other_bytes or inside + row_bytes > stride:
+                raise _mismatch(
+                    f"pool '{pool.spec.pool}' ({pool.spec.family})",
+                    f"rows at {start:#x} that share bytes with rows at {first:#x}",
+                    "rows of their own",
+                )
+        open_spans.append(span)
+
+
 def device_table(
     device_pool: DevicePool, buffer: BufferSpec, runtime: DeviceRuntime, device: int
 ) -> KernelTable:
@@ -195,7 +225,7 @@ class HostPool:
         try:
             for buffer in self.spec.buffers:
                 made.append(self._make(buffer, layout, max_registration_bytes))
-        except Exception:
+        except BaseException:
             for host_buffer in reversed(made):
                 host_buffer.memory.destroy()
             raise

@@ -96,7 +96,7 @@ class HierarchicalCache:
                 self._slots(np.concatenate(hits) if hits else np.empty(0, dtype=np.int64)),
                 self._slots(pages[match.device_blocks : stop].ravel()),
             )
-        except TransferError:
+        except BaseException:
             self._give_back(self._device, fresh)
             self.index.unlock(keys)
             raise
@@ -135,7 +135,7 @@ class HierarchicalCache:
             admission.backup = self._controller.backup(
                 self._slots(host_pages.ravel()), self._slots(admission.pages[chosen].ravel())
             )
-        except TransferError:
+        except BaseException:
             self._give_back(self._host, host_pages)
             admission.dropped_blocks = len(wanted)
             raise

@@ -34,7 +34,10 @@ class CudaEvent:
     def __init__(self, rt: CudaRt, pool: list[int], stream: int) -> None:
         self._rt = rt
         self._pool = pool
-        self.handle = pool.pop() if pool else rt.new_event()
+        try:
+            self.handle = pool.pop()
+        except IndexError:
+            self.handle = rt.new_event()
         rt.record(self.handle, stream)
 
     def query(self) -> bool:
@@ -159,13 +162,14 @@ class CudaRuntime:
 
     def wait_current(self, stream: torch.cuda.Stream, device: int) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; the engine calls it under its lock."""
-        fence = self._fences.get(device)
+        handle = stream.cuda_stream
+        fence = self._fences.get(handle)
         if fence is None:
             with torch.cuda.device(device):
-                fence = self._fences[device] = self._rt.new_event()
+                fence = self._fences[handle] = self._rt.new_event()
         # A wait takes the event as it is when it is submitted, so that one event serves all.
         self._rt.record(fence, self._current_handle(device))
-        self._rt.wait(stream.cuda_stream, fence)
+        self._rt.wait(handle, fence)
 
     def synchronize(self, stream: torch.cuda.Stream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""

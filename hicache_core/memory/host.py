@@ -64,10 +64,10 @@ class HostMemory:
             return
         try:
             self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:
             raise HostMemoryError(
                 who=who,
-                got=f"{error.strerror} for a mapping of {nbytes} bytes",
+                got=f"{error} for a mapping of {nbytes} bytes",
                 expected="host memory for the whole buffer",
                 remedy="Ask for fewer host pages.",
             ) from error
@@ -91,6 +91,9 @@ class HostMemory:
                     raise self._refused(error, offset, part.nbytes) from error
                 chunk = max(part.nbytes // 2 // cut, 1) * cut
                 continue
+            except BaseException:
+                self._unregister_all()
+                raise
             self._registered.append(part)
             offset += part.nbytes
 

@@ -51,6 +51,15 @@ class _Table:
     page_stride: int
     row_stride: int
 
+    def covers(self, rows: tuple[int, int, int], device: int) -> bool:
+        """Whether it is a table of (layers, rows of a page, row bytes), and of ``device`` where of any."""
+        grid = self.grid
+        shaped = self.bases.shape == self.homes.shape == (len(self.first_pages), grid.layers)
+        starts = len(self.first_pages) > 0 and int(self.first_pages[0]) == 0
+        owner = getattr(self, "device", device)
+        same_rows = rows == (grid.layers, grid.page_rows, grid.row_bytes)
+        return shaped and starts and same_rows and owner == device
+
     @property
     def one_group(self) -> bool:
         """Whether every page is in group 0."""

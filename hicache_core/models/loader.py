@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -43,8 +44,10 @@ def load_model(name_or_path: str | Path) -> Model:
     if name in shipped:
         return _read(shipped[name], shipped[name].name)
     path = Path(name_or_path)
-    if path.suffix == _SUFFIX or path.is_file():
-        return _read(path, name)
+    with contextlib.suppress(OSError):
+        # A name too long for a file is no file.
+        if path.suffix == _SUFFIX or path.is_file():
+            return _read(path, name)
     raise UnknownNameError(
         who="model",
         got=f"'{name}'",

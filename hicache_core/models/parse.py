@@ -22,6 +22,9 @@ _SIMULATED = tuple(name for name, platform in PLATFORMS.items() if platform.vend
 """A simulator has no vendor whose row formats it could lack, so every variant exists on it."""
 
 
+_MOST_LAYERS = 1 << 16
+
+
 def parse_model(root: Node) -> Model:
     """The model of a file; raises ModelFileError at the first rule that is broken."""
     _check_schema(root)
@@ -38,6 +41,10 @@ def parse_model(root: Node) -> Model:
     default = keys["page_slots_default"].number(1) if "page_slots_default" in keys else page_slots or 1
     model_id = keys["id"].text()
     layer_count = keys["layer_count"].number(1)
+    if layer_count > _MOST_LAYERS:
+        keys["layer_count"].refuse(
+            got=f"{layer_count} layers", expected=f"at most {_MOST_LAYERS}", remedy="Correct layer_count."
+        )
     variants = {
         name: _variant(node, model_id, name, layer_count, page_slots, default)
         for name, node in keys["variants"].mapping().items()

@@ -35,7 +35,8 @@ def mixed(values: Uint64Array) -> Uint64Array:
 def named(*parts: object) -> np.uint64:
     """A number for a tuple of names and numbers."""
     text = "\x1f".join(str(part) for part in parts)
-    return np.uint64(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
 
 
 def block_page_keys(seed: int, session: str, blocks: Int64Array, block_pages: int) -> Uint64Array:

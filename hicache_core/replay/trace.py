@@ -124,8 +124,8 @@ class _Place:
 
     def count(self, record: dict[str, Any], name: str, minimum: int = 0) -> int:
         value = self.field(record, name)
-        if type(value) is not int or value < minimum:
-            raise self.error(f"{name} = {_shown(value)}", f"an integer of at least {minimum}")
+        if type(value) is not int or not minimum <= value <= _MAX_ID:
+            raise self.error(f"{name} = {_shown(value)}", f"an integer of at least {minimum}, below 2**63")
         return value
 
     def seconds(self, record: dict[str, Any], name: str, per_second: int) -> float:

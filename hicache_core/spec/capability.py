@@ -84,12 +84,12 @@ class Capabilities:
         served_pairs: the (io_backend, layout) pairs; the value is a frozenset of them.
     """
 
-    staged_write_back: Capability
-    kernel_rows: Capability
-    kernel_pointer_domain: Capability
-    strided_copy: Capability
-    token_granular: Capability
-    served_pairs: Capability
+    staged_write_back: Capability = field(validator=v.instance_of(Capability))
+    kernel_rows: Capability = field(validator=v.instance_of(Capability))
+    kernel_pointer_domain: Capability = field(validator=v.instance_of(Capability))
+    strided_copy: Capability = field(validator=v.instance_of(Capability))
+    token_granular: Capability = field(validator=v.instance_of(Capability))
+    served_pairs: Capability = field(validator=v.instance_of(Capability))
 
     def __iter__(self) -> Iterator[tuple[str, Capability]]:
         """Name and verdict of each capability, in the order of declaration."""

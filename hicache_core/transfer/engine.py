@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from hicache_core.device.base import DeviceRuntime, Event, Stream
-from hicache_core.errors import DeviceError, TransferError
+from hicache_core.errors import DeviceError, StreamsStuckError, TransferError
 from hicache_core.transfer.pairs import PagePairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES, StagingRing
 from hicache_core.transfer.ticket import Ticket
@@ -83,6 +83,7 @@ class Engine:
         self._device = device
         self._groups = tuple(groups)
         self._lock = threading.Lock()
+        self._closed = False
         self._streams = runtime.new_stream(device), runtime.new_stream(device)
         self.attach(())
 
@@ -141,11 +142,13 @@ class Engine:
         steps = lane.steps if len(pairs) else [()] * len(lane.steps)
         events = []
         with self._lock:
-            if after is None:
-                runtime.wait_current(stream, self._device)
-            else:
-                runtime.wait_event(stream, after)
+            if self._closed:
+                raise _closed(lane.what)
             try:
+                if after is None:
+                    runtime.wait_current(stream, self._device)
+                else:
+                    runtime.wait_event(stream, after)
                 for step in steps:
                     for way, layers in step:
                         way.submit(pairs, layers, stream)
@@ -157,6 +160,12 @@ class Engine:
                 raise
         return Ticket(lane.what, len(pairs) * lane.page_bytes, events, lane.mark_of_layer, on_acknowledged)
 
+    def close(self) -> None:
+        """Take no more transfers, and wait for those that were submitted."""
+        with self._lock:
+            self._closed = True
+        self.drain()
+
     def drain(self) -> None:
         """Wait for everything that was submitted."""
         for stream in self._streams:
@@ -166,6 +175,8 @@ class Engine:
         """Wait for a stream whatever it reports: nothing may be released while it still runs."""
         try:
             self._runtime.synchronize(stream)
+        except StreamsStuckError:
+            raise
         except DeviceError:
             return
 
@@ -179,6 +190,15 @@ def _load_step(pools: Sequence[PoolWays], group: range) -> Step:
         if own:
             step.append((pool.load, own))
     return tuple(step)
+
+
+def _closed(what: str) -> TransferError:
+    return TransferError(
+        who=what,
+        got="a controller that was closed",
+        expected="one whose host memory is there",
+        remedy="Make a new controller.",
+    )
 
 
 def _refused(what: str, error: DeviceError) -> TransferError:

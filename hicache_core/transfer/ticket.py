@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -48,11 +49,22 @@ class Ticket:
 
     def poll(self) -> bool:
         """Whether the transfer has ended, well or badly; never waits and never raises."""
-        return self._settle(lambda event: event.query())
+        if not self._lock.acquire(blocking=False):
+            # Somebody else is just about to find out.
+            return False
+        try:
+            return self._settle()
+        finally:
+            self._lock.release()
 
     def wait(self) -> None:
         """Wait for the end; raises TransferError if the transfer failed, each time it is asked."""
-        self._settle(_synchronize)
+        for event in self._events:
+            # What an event has to report is read below, once.
+            with contextlib.suppress(DeviceError):
+                event.synchronize()
+        with self._lock:
+            self._settle()
         if self._error is not None:
             raise self._error
 
@@ -77,25 +89,19 @@ class Ticket:
         """Let ``stream`` go on only after a model layer has landed; the caller does not wait."""
         runtime.wait_event(stream, self.mark(model_layer))
 
-    def _settle(self, reach: Callable[[Event], bool]) -> bool:
-        with self._lock:
-            while self._pending:
-                try:
-                    if not reach(self._pending[0]):
-                        return False
-                except DeviceError as error:
-                    self._error = self._error or _failed(self.what, error)
-                self._pending.pop(0)
-            if self._acknowledged:
-                return True
+    def _settle(self) -> bool:
+        """Read the events that have passed; at the last one the transfer is acknowledged."""
+        while self._pending:
+            try:
+                if not self._pending[0].query():
+                    return False
+            except DeviceError as error:
+                self._error = self._error or _failed(self.what, error)
+            self._pending.pop(0)
+        if not self._acknowledged:
             self._acknowledged = True
-        self._on_acknowledged()
+            self._on_acknowledged()
         return True
-
-
-def _synchronize(event: Event) -> bool:
-    event.synchronize()
-    return True
 
 
 def _failed(what: str, error: DeviceError) -> TransferError:

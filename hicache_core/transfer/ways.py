@@ -150,6 +150,9 @@ class StagedWay:
         self._ring = ring
         fits = [t for t in tables if ring.rows(t.device.grid.row_bytes)]
         self._staged = [(t.device, _copied_host_rows(t, runtime)) for t in fits]
+        if fits:
+            # Now, so that a device without room says so at construction.
+            ring.range()
         too_large = tuple(t for t in tables if not ring.rows(t.device.grid.row_bytes))
         self._bypass = CopyWay(too_large, runtime, host_is_target=True)
 

@@ -184,3 +184,24 @@ def test_slot_rows_have_pages_of_one_slot(runtime: SimRuntime) -> None:
     assert controller.group.anchor.spec.index_space == IndexSpace(name="full", page_slots=1)
     assert controller.device_pages == ROWS
     controller.close()
+
+
+def test_layers_that_share_bytes_are_refused(runtime: SimRuntime) -> None:
+    """Whole or in part, in one buffer or between two: what one load wrote another would lose."""
+    spec = pool_spec(K, K, layer_ids=(0, 1))
+    memory = _rows(runtime, K, 2 * ROWS)
+    once = memory[:ROWS]
+    _refused(runtime, _pool(runtime, spec, b0=[once, once]))
+    _refused(runtime, _pool(runtime, spec, b0=[once, memory[2 : 2 + ROWS]]))
+    _refused(runtime, _pool(runtime, spec, b0=[once, memory[ROWS:]], b1=[memory[:ROWS], _rows(runtime, K)]))
+
+
+def test_layers_that_interleave_are_accepted(runtime: SimRuntime) -> None:
+    """Keys and values row by row in one tensor, each in bytes of its own."""
+    spec = pool_spec(K, V, layer_ids=(0, 1))
+    memory = [_rows(runtime, K + V) for _ in range(2)]
+    _accepted(
+        runtime, _pool(runtime, spec, b0=[m[:, :K] for m in memory], b1=[m[:, K:] for m in memory])
+    )
+    one_off = [m[:, K - 1 : K - 1 + V] for m in memory]
+    _refused(runtime, _pool(runtime, spec, b0=[m[:, :K] for m in memory], b1=one_off))

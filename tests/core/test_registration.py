@@ -14,7 +14,7 @@ import pytest
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
-from hicache_core.errors import HostMemoryError, RegistrationError
+from hicache_core.errors import HostMemoryError, PluginError, RegistrationError
 from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.host import HostMemory
 from hicache_core.spec import platform_named
@@ -337,9 +337,27 @@ def test_a_hook_that_raises_leaves_no_registration(hook: str) -> None:
 
     runtime = Recorder()
     hooks: dict[str, object] = {"hicache_build_pointer_table": table, "hicache_staged_write_back": staged}
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PluginError) as caught:
         _construct(runtime, **{hook: hooks[hook]})
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert runtime.registered
+    _nothing_is_registered(runtime)
+
+
+@pytest.mark.parametrize("answer", [5, True, (), (1,), object(), "tables"])
+@pytest.mark.parametrize("hook", ["hicache_build_pointer_table", "hicache_staged_write_back"])
+def test_a_hook_that_answers_rubbish_is_refused_at_construction(hook: str, answer: object) -> None:
+    """Not at the first backup, and nothing stays registered."""
+
+    def table(spec: object, buffers: object, device: object) -> object:
+        return answer
+
+    def staged(pool: object, device: object) -> object:
+        return answer
+
+    runtime = Recorder()
+    with pytest.raises(PluginError):
+        _construct(runtime, **{hook: {"hicache_build_pointer_table": table}.get(hook, staged)})
     _nothing_is_registered(runtime)
 
 

@@ -147,7 +147,7 @@ def test_a_deadlock_is_reported(machine: MakeMachine) -> None:
     m.runtime.wait_event(m.stream, SimEvent(m.runtime.scheduler, other))
     with pytest.raises(DeviceError) as caught:
         m.runtime.synchronize(m.stream)
-    assert caught.value.code == "device"
+    assert caught.value.code == "streams-stuck"
     assert not m.runtime.record(m.stream).query()
 
 

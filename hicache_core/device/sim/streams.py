@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from hicache_core.errors import DeviceError
+from hicache_core.errors import DeviceError, StreamsStuckError
 
 _MOST_STEPS = 3
 _PACES = (1, 2, 8, 32)
@@ -16,19 +19,19 @@ class SimEvent:
     """A point in a stream; done once everything before it has run."""
 
     def __init__(self, scheduler: Scheduler, stream: SimStream) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._stream = stream
         self.done = False
         self.error: DeviceError | None = None
 
     def query(self) -> bool:
         """Whether everything before it has run; raises what failed there."""
-        self._scheduler.tick()
+        self.scheduler.tick()
         return self._settled()
 
     def synchronize(self) -> None:
         """Run what is needed until it is done; raises what failed before it."""
-        self._scheduler.run_until(self)
+        self.scheduler.run_until(self)
         self._settled()
 
     def _settled(self) -> bool:
@@ -58,6 +61,20 @@ class _Wait:
         self.event = event
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _locked(method: _Method) -> _Method:
+    """One thread at a time in the scheduler."""
+
+    @functools.wraps(method)
+    def locked(self: Scheduler, *arguments: Any, **named: Any) -> Any:
+        with self._lock:
+            return method(self, *arguments, **named)
+
+    return cast(_Method, locked)
+
+
 class Scheduler:
     """Decides, from a seed, when queued operations run.
 
@@ -67,14 +84,18 @@ class Scheduler:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        # An operation that was taken from its queue has run before anybody takes the next.
+        self._lock = threading.RLock()
         self.streams: list[SimStream] = []
 
+    @_locked
     def new_stream(self, device: int, slow: bool) -> SimStream:
         """A stream with a pace of its own; a slow one runs only when somebody waits for it."""
         pace = self._random.choice(_PACES)
         self.streams.append(SimStream(device, len(self.streams), 0 if slow else pace))
         return self.streams[-1]
 
+    @_locked
     def tick(self) -> None:
         """Run up to a few operations of streams that may run, drawn at random by their pace."""
         busy = [stream for stream in self.streams if stream.queue and stream.pace]
@@ -84,15 +105,16 @@ class Scheduler:
         for stream in self._random.choices(busy, paces, k=self._random.randint(0, _MOST_STEPS)):
             self._step(stream)
 
+    @_locked
     def run_until(self, event: SimEvent) -> None:
         """Run the streams, in a random order, until ``event`` is done.
 
         Raises:
-            DeviceError: nothing can run any more and the event is not done: its stream waits for ever.
+            StreamsStuckError: nothing can run any more and the event is not done: its stream waits for ever.
         """
         while not event.done:
             if not self._step(event.stream) and not self._step_any():
-                raise DeviceError(
+                raise StreamsStuckError(
                     who="sim",
                     got="streams that wait for one another",
                     expected="an event that some stream will reach",
@@ -126,11 +148,13 @@ class Scheduler:
             stream.failure = stream.failure or error
         return True
 
+    @_locked
     def submit(self, stream: SimStream, operation: Callable[[], None]) -> None:
         """Queue an operation."""
         stream.queue.append(operation)
         self.tick()
 
+    @_locked
     def record(self, stream: SimStream) -> SimEvent:
         """Queue an event; it is done at once where nothing is queued before it."""
         event = SimEvent(self, stream)
@@ -141,8 +165,16 @@ class Scheduler:
         self.tick()
         return event
 
+    @_locked
     def wait(self, stream: SimStream, event: SimEvent) -> None:
-        """Queue a wait for an event."""
+        """Queue a wait for an event of this scheduler."""
+        if getattr(event, "scheduler", None) is not self:
+            raise DeviceError(
+                who="sim",
+                got=f"{event!r} to wait for",
+                expected="an event of the same runtime",
+                remedy="Record it with the runtime of the transfer.",
+            )
         if not event.done:
             stream.queue.append(_Wait(event))
         self.tick()
