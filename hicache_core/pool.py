@@ -194,14 +194,13 @@ class HostPool:
     """The host rows of one pool.
 
     Args:
-        device_pool: the declaration and the device rows it mirrors.
+        device_pool: the declaration and the device rows it mirrors, checked by :func:`check_device_pool`.
         layout: the host layout.
         pages: host pages.
         runtime: the runtime that registers the memory.
         max_registration_bytes: largest registration that is tried.
 
     Raises:
-        BufferMismatchError: the device tensors are not what the declaration says.
         HostMemoryError: memory was refused; nothing is left behind.
     """
 
@@ -214,7 +213,6 @@ class HostPool:
         *,
         max_registration_bytes: int = MAX_REGISTRATION_BYTES,
     ) -> None:
-        check_device_pool(device_pool)
         self.spec = device_pool.spec
         self.device_pool = device_pool
         self.pages = pages

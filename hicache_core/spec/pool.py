@@ -87,10 +87,6 @@ def _buffer_tuple(buffers: Iterable[BufferSpec]) -> tuple[BufferSpec, ...]:
     return tuple(buffers)
 
 
-def _buffers(buffers: Iterable[BufferSpec]) -> tuple[BufferSpec, ...]:
-    return tuple(buffers)
-
-
 @frozen(kw_only=True)
 class PoolSpec:
     """The declaration of a pool: buffers that share one index space.
