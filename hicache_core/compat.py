@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attrs import field, frozen
 
 from hicache_core.errors import IncompatibleError
-from hicache_core.spec import IO_BACKENDS, LAYOUTS, Capabilities, Platform, PoolSpec
+from hicache_core.spec import IO_BACKENDS, LAYOUTS, Capabilities, IndexSpace, Platform, PoolSpec
 
 
 class Path(enum.Enum):
@@ -220,6 +220,7 @@ def _pool(query: Query, spec: PoolSpec, declared: Capabilities) -> Iterator[Viol
 
 def _group(query: Query) -> Iterator[Violation]:
     pages: dict[str, int] = {}
+    spaces: dict[str, IndexSpace] = {}
     names: set[str] = set()
     for spec, _ in query.pools:
         space = spec.index_space
@@ -230,6 +231,14 @@ def _group(query: Query) -> Iterator[Violation]:
                 got=f"pages of {space.page_slots} slots in index space '{space.name}'",
                 expected=f"{pages[space.name]}, as the other pools of that space",
                 remedy="Give all pools of an index space one page size.",
+            )
+        if spaces.setdefault(space.name, space) != space and pages[space.name] == space.page_slots:
+            yield Violation(
+                rule="R6-space",
+                pool=spec.pool,
+                got=f"reuse {space.reuse.value} in index space '{space.name}'",
+                expected=f"{spaces[space.name].reuse.value}, as the other pools of that space",
+                remedy="Give all pools of an index space one rule and one window.",
             )
         if spec.pool in names:
             yield Violation(

@@ -159,6 +159,9 @@ class Controller:
             raise self._bad_tables(pool, repr(tables), f"{len(pool.buffers)} BufferTables, one per buffer")
         for table, buffer in zip(tables, pool.buffers, strict=True):
             rows = (buffer.grid.layers, buffer.grid.page_rows, buffer.grid.row_bytes)
+            if getattr(table, "per_layer", None) is not buffer.spec.per_layer:
+                got = f"per_layer = {getattr(table, 'per_layer', None)!r} of {buffer.spec.name}"
+                raise self._bad_tables(pool, got, f"{buffer.spec.per_layer}, as declared")
             for side, kind in _SIDES.items():
                 found = getattr(table, side, None)
                 if not isinstance(found, kind) or not found.covers(rows, device):

@@ -30,8 +30,9 @@ class DevicePool:
 
     Args:
         spec: the pool's declaration.
-        layers: for each buffer, one tensor per layer of the pool; row r of a tensor holds page r, or token
-            slot r, in ``row_bytes`` contiguous bytes of any dtype; rows may lie further apart.
+        layers: for each buffer, one tensor per layer of the pool, or one in all where the buffer has no layer
+            axis; row r of a tensor holds page r, or token slot r, in ``row_bytes`` contiguous bytes of any
+            dtype; rows may lie further apart.
     """
 
     spec: PoolSpec
@@ -101,8 +102,8 @@ def check_device_pool(device_pool: DevicePool) -> None:
         )
     for buffer in spec.buffers:
         layers = device_pool.layers[buffer.name]
-        if len(layers) != spec.layer_count:
-            raise _mismatch(f"{who}, {buffer.name}", f"{len(layers)} layers", f"{spec.layer_count}")
+        if len(layers) != spec.layers_of(buffer):
+            raise _mismatch(f"{who}, {buffer.name}", f"{len(layers)} layers", f"{spec.layers_of(buffer)}")
         for number, layer in enumerate(layers):
             _check_layer(f"{who}, {buffer.name}, layer {number}", layer, buffer)
         strides = {layer.stride(0) * layer.element_size() for layer in layers if layer.shape[0] > 1}
@@ -155,7 +156,7 @@ def device_table(
         first_pages=[0],
         grid=RowGrid(
             pages=device_pool.pages or 0,
-            layers=spec.layer_count,
+            layers=spec.layers_of(buffer),
             page_rows=spec.page_rows,
             row_bytes=buffer.row_bytes,
         ),
@@ -185,6 +186,7 @@ def build_pointer_tables(spec: PoolSpec, buffers: PoolBuffers, device: int) -> P
                 device,
             ),
             device=device_table(buffers.device, b.spec, buffers.runtime, device),
+            per_layer=b.spec.per_layer,
         )
         for b in buffers.host
     )
@@ -232,7 +234,7 @@ class HostPool:
     def _make(self, buffer: BufferSpec, layout: Layout, max_registration_bytes: int) -> HostBuffer:
         grid = RowGrid(
             pages=self.pages,
-            layers=self.spec.layer_count,
+            layers=self.spec.layers_of(buffer),
             page_rows=self.spec.page_rows,
             row_bytes=buffer.row_bytes,
         )

@@ -101,11 +101,17 @@ class BufferTables:
         host: the host rows at CPU addresses.
         host_kernel: the host rows at addresses of the device.
         device: the device rows.
+        per_layer: whether there is a series of rows per layer, else one for all of them.
     """
 
     host: HostTable
     host_kernel: KernelTable
     device: KernelTable
+    per_layer: bool = True
+
+    def own(self, layers: range) -> range:
+        """Which series of rows move with some layers of the pool: one for all moves with the first."""
+        return layers if self.per_layer else range(0 if layers.start else 1)
 
 
 PoolTables = tuple[BufferTables, ...]

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
 
 from hicache_core.errors import SpecError, UnknownNameError
-from hicache_core.spec import IndexSpace, PoolGeometry, platform_named
+from hicache_core.spec import IndexSpace, PoolGeometry, Reuse, platform_named
 
 FULL_SPACE = "full"
 """The index space of the anchor: slots of all tokens."""
-
-
-class Reuse(enum.Enum):
-    """Which pages of a prefix must be there before the prefix can be reused."""
-
-    ALL_PAGES = "all_pages"
-    TRAILING_PAGES = "trailing_pages"
-    """Those of the last ``window_slots`` slots."""
-    LEAF = "leaf"
-    """One checkpoint, taken at the end of the prefix."""
 
 
 @frozen(kw_only=True)
@@ -93,7 +82,12 @@ class PoolEntry:
         return PoolGeometry(
             pool=self.pool,
             family=self.family,
-            index_space=IndexSpace(name=self.index_space, page_slots=page_slots),
+            index_space=IndexSpace(
+                name=self.index_space,
+                page_slots=page_slots,
+                reuse=self.reuse,
+                window_slots=self.window_slots,
+            ),
             layer_ids=self.layer_ids[:layers],
             params=self.params,
             anchor=self.anchor,

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hicache_core.models.entries import FULL_SPACE, Figure, Model, PoolEntry, Reuse, Variant
+from hicache_core.models.entries import FULL_SPACE, Figure, Model, PoolEntry, Variant
 from hicache_core.models.fields import Node, shown
-from hicache_core.spec import PLATFORMS
+from hicache_core.spec import PLATFORMS, Reuse
 
 SCHEMA = 1
 STATUSES = ("read", "derived", "uncertain")
@@ -239,6 +239,13 @@ def _check_names(nodes: list[Node], pools: tuple[PoolEntry, ...]) -> None:
                 got=f"'{entry.derive_from}'",
                 expected=f"a pool of index space '{entry.index_space}' that owns its slots",
                 remedy="Name such a pool, or leave derive_from out where the pool owns its slots.",
+            )
+        rule = entry.reuse, entry.window_slots
+        if source is not None and rule != (source.reuse, source.window_slots):
+            node.child("reuse", None).refuse(
+                got=f"reuse '{entry.reuse.value}' (window_slots {entry.window_slots})",
+                expected=f"what '{source.pool}' has: the pages of a space are needed together",
+                remedy="Give both pools one rule, or an index space each.",
             )
 
 

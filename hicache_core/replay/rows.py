@@ -72,13 +72,14 @@ class ReplayRows:
             layers = {}
             for buffer in spec.buffers:
                 page_bytes = buffer.row_bytes * spec.page_rows
-                slab = runtime.allocate(spec.layer_count * pages * page_bytes, device)
+                series = spec.layers_of(buffer)
+                slab = runtime.allocate(series * pages * page_bytes, device)
                 slab.fill_(POISON)
-                rows = slab.view(spec.layer_count, pages * spec.page_rows, buffer.row_bytes)
+                rows = slab.view(series, pages * spec.page_rows, buffer.row_bytes)
                 pattern = page_pattern(page_bytes, slab.device)
                 contents = [
                     LayerContent(assembly.model, spec.pool, buffer.name, layer, page_bytes, pattern)
-                    for layer in spec.layer_ids
+                    for layer in spec.layer_ids[:series]
                 ]
                 layers[buffer.name] = list(rows.unbind(0))
                 self._contents.extend(zip(layers[buffer.name], contents, strict=True))

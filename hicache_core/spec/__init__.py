@@ -12,7 +12,7 @@ from hicache_core.spec.capability import (
 )
 from hicache_core.spec.layout import IO_BACKENDS, LAYOUTS, Layout, RowGrid, Strides, layout_named
 from hicache_core.spec.platform import DEVICES, PLATFORMS, Alias, CopyKind, Platform, platform_named
-from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, RowUnit
+from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, Reuse, RowUnit, Span
 
 __all__ = [
     "DEVICES",
@@ -30,8 +30,10 @@ __all__ = [
     "Platform",
     "PoolGeometry",
     "PoolSpec",
+    "Reuse",
     "RowGrid",
     "RowUnit",
+    "Span",
     "Strides",
     "Verdict",
     "default_capabilities",

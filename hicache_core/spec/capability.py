@@ -9,7 +9,7 @@ from attrs import evolve, field, fields, frozen
 from attrs import validators as v
 
 from hicache_core.spec.platform import Alias, Platform
-from hicache_core.spec.pool import PoolSpec, RowUnit
+from hicache_core.spec.pool import PoolSpec
 
 STAGED_ROW_ALIGNMENT = 16
 KERNEL_ROW_ALIGNMENT = 8
@@ -80,7 +80,7 @@ class Capabilities:
         kernel_rows: a kernel can move its rows through the pointer tables.
         kernel_pointer_domain: ``device`` or ``raw``: what the pool's kernel tables hold for host memory.
         strided_copy: rows of one page can be moved over layers by strided copies.
-        token_granular: single tokens can be moved.
+        token_granular: single tokens can be moved; the value is how many byte ranges one takes in a row.
         served_pairs: the (io_backend, layout) pairs; the value is a frozenset of them.
     """
 
@@ -145,8 +145,8 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
 
 
 def _token_granular(spec: PoolSpec) -> Capability:
-    if spec.row_unit is RowUnit.TOKEN:
-        return supported(1)
+    if all(spec.token_spans(buffer) for buffer in spec.buffers):
+        return supported(max(len(spec.token_spans(buffer)) for buffer in spec.buffers))
     return unsupported(
         "no-spans", "the bytes of one token within its rows are not declared", "Move whole pages."
     )

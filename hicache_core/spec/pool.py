@@ -24,6 +24,16 @@ class RowUnit(enum.Enum):
     """One checkpoint; its index space has pages of one slot."""
 
 
+class Reuse(enum.Enum):
+    """Which pages of a space must be there before a prefix can be reused."""
+
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+    """Those of the last ``window_slots`` slots."""
+    LEAF = "leaf"
+    """One checkpoint, taken at the end of the prefix."""
+
+
 @frozen(kw_only=True)
 class IndexSpace:
     """A space of slots; page p owns slots ``p * page_slots`` to ``(p + 1) * page_slots - 1``.
@@ -31,10 +41,23 @@ class IndexSpace:
     Args:
         name: name of the space, unique in a model.
         page_slots: slots of one page, at least 1.
+        reuse: which of its pages a prefix needs.
+        window_slots: slots that trailing pages must cover; None unless ``reuse`` is TRAILING_PAGES.
     """
 
     name: str = field(validator=name())
     page_slots: int = field(validator=whole(1))
+    reuse: Reuse = field(default=Reuse.ALL_PAGES, validator=v.instance_of(Reuse))
+    window_slots: int | None = field(default=None, validator=whole(1, or_none=True))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.reuse is Reuse.TRAILING_PAGES) != (self.window_slots is not None):
+            raise SpecError(
+                who=f"index space '{self.name}'",
+                got=f"reuse {self.reuse.value} and window_slots={self.window_slots}",
+                expected="window_slots with trailing pages, and only there",
+                remedy="Give both or neither.",
+            )
 
 
 @frozen(kw_only=True)
@@ -71,16 +94,56 @@ class PoolGeometry:
 
 
 @frozen(kw_only=True)
+class Span:
+    """Where one token lies in a row: token t has bytes ``offset + t * stride`` up to ``nbytes`` further on.
+
+    Args:
+        offset: byte of the row where token 0 starts.
+        stride: bytes from one token to the next, at least ``nbytes``.
+        nbytes: bytes of one token.
+    """
+
+    offset: int = field(validator=whole(0))
+    stride: int = field(validator=whole(1))
+    nbytes: int = field(validator=whole(1))
+
+    def end(self, tokens: int) -> int:
+        """The byte after the last of ``tokens`` tokens."""
+        return self.offset + (tokens - 1) * self.stride + self.nbytes
+
+
+def _span_tuple(spans: Iterable[Span]) -> tuple[Span, ...]:
+    return tuple(spans)
+
+
+@frozen(kw_only=True)
 class BufferSpec:
     """A named series of rows, one series per layer.
 
     Args:
         name: name of the buffer, unique in its pool (``k``, ``v``, ``kv``).
         row_bytes: bytes of one row of one layer, the same on host and device.
+        per_layer: whether there is a row in each of the pool's layers; where not, there is one series for
+            all, which counts once a slot and moves with the first layer.
+        spans: where one token lies in a row, for copies of single tokens; none where that is not known.
+        row_tokens: tokens of one row that ``spans`` can name.
     """
 
     name: str = field(validator=name())
     row_bytes: int = field(validator=whole(1))
+    per_layer: bool = field(default=True, validator=v.instance_of(bool))
+    spans: tuple[Span, ...] = field(default=(), converter=_span_tuple)
+    row_tokens: int = field(default=1, validator=whole(1))
+
+    def __attrs_post_init__(self) -> None:
+        for span in self.spans:
+            if span.stride < span.nbytes or span.end(self.row_tokens) > self.row_bytes:
+                raise SpecError(
+                    who=f"buffer '{self.name}'",
+                    got=f"{span} for {self.row_tokens} tokens",
+                    expected=f"tokens apart, inside a row of {self.row_bytes} bytes",
+                    remedy="Correct the spans of the declaration.",
+                )
 
 
 def _buffer_tuple(buffers: Iterable[BufferSpec]) -> tuple[BufferSpec, ...]:
@@ -136,7 +199,17 @@ class PoolSpec:
         """Rows of one page in one layer: one, or one per slot where rows are tokens."""
         return self.index_space.page_slots if self.row_unit is RowUnit.TOKEN else 1
 
+    def layers_of(self, buffer: BufferSpec) -> int:
+        """Series of rows that one of the buffers has: one per layer, or one for all."""
+        return self.layer_count if buffer.per_layer else min(self.layer_count, 1)
+
+    def token_spans(self, buffer: BufferSpec) -> tuple[Span, ...]:
+        """Where one token lies in a row of the buffer; none where that is not known."""
+        if self.row_unit is RowUnit.TOKEN and not buffer.spans:
+            return (Span(offset=0, stride=buffer.row_bytes, nbytes=buffer.row_bytes),)
+        return buffer.spans
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: all layers of all buffers."""
-        return sum(b.row_bytes for b in self.buffers) * self.page_rows * self.layer_count
+        return sum(b.row_bytes * self.layers_of(b) for b in self.buffers) * self.page_rows

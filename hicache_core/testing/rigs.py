@@ -81,7 +81,7 @@ class DeviceRows:
         count = options.pages * spec.page_rows
         stride = buffer.row_bytes + options.gap_bytes
         shape = (count + 2 * guard, stride)
-        layers = spec.layer_count
+        layers = spec.layers_of(buffer)
         if options.slab:
             self.memory = list(runtime.allocate(layers * shape[0] * stride, device).view(layers, *shape))
         else:
@@ -236,7 +236,7 @@ def host_shape(pool: HostPool, buffer: BufferSpec) -> HostShape:
     """The rows of a host buffer, for the oracle."""
     spec = pool.spec
     return HostShape(
-        pages=pool.pages, layers=spec.layer_count, page_rows=spec.page_rows, row_bytes=buffer.row_bytes
+        pages=pool.pages, layers=spec.layers_of(buffer), page_rows=spec.page_rows, row_bytes=buffer.row_bytes
     )
 
 

@@ -68,13 +68,14 @@ class CopyWay:
     def __init__(self, tables: PoolTables, runtime: DeviceRuntime, *, host_is_target: bool) -> None:
         self._runtime = runtime
         self._planners = [
-            Planner(_copied_host_rows(t, runtime), t.device, host_is_target=host_is_target) for t in tables
+            (t, Planner(_copied_host_rows(t, runtime), t.device, host_is_target=host_is_target))
+            for t in tables
         ]
 
     def submit(self, pairs: PagePairs, layers: range, stream: Stream) -> None:
         """See :class:`Way`."""
-        for planner in self._planners:
-            for copies in planner.copies(pairs, layers):
+        for tables, planner in self._planners:
+            for copies in planner.copies(pairs, tables.own(layers)):
                 copies.submit(self._runtime, stream)
 
 
@@ -108,6 +109,9 @@ class KernelWay:
         """See :class:`Way`."""
         host_pages, device_pages = pairs.uploaded(self._runtime, self._device, stream)
         for tables in self._tables:
+            own = tables.own(layers)
+            if not own:
+                continue
             sides = ((tables.host_kernel, host_pages), (tables.device, device_pages))
             (target, target_pages), (source, source_pages) = sides if self._host_is_target else sides[::-1]
             self._kernels.move_rows(
@@ -116,7 +120,7 @@ class KernelWay:
                     source=source,
                     target_pages=target_pages,
                     source_pages=source_pages,
-                    layers=layers,
+                    layers=own,
                 ),
                 stream,
             )

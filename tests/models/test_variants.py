@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hicache_core.errors import SpecError, UnknownNameError
-from hicache_core.models import PoolEntry, Reuse, Variant, load_model, model_names
-from hicache_core.spec import PLATFORMS
+from hicache_core.models import PoolEntry, Variant, load_model, model_names
+from hicache_core.spec import PLATFORMS, Reuse
 
 MODELS = model_names()
 
