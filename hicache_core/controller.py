@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -13,17 +13,22 @@ from hicache_core.device.base import DeviceRuntime, Event
 from hicache_core.errors import PluginError, SpecError
 from hicache_core.group import HostGroup
 from hicache_core.memory.host import MAX_REGISTRATION_BYTES
+from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
 from hicache_core.memory.tables import HostTable, KernelTable
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import DevicePool, HostPool, build_pointer_tables, check_apart, check_device_pool
 from hicache_core.spec import layout_named
 from hicache_core.spec.checks import whole
 from hicache_core.transfer.engine import Engine, load_groups
-from hicache_core.transfer.pairs import PagePairs, page_pairs
+from hicache_core.transfer.pairs import Numbers, SpacePairs, page_pairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES
 from hicache_core.transfer.ticket import Ticket
 
 Move = Callable[..., Ticket]
+Hold = Callable[[PageAllocator, Int64Array], None]
+Sides = Mapping[str, tuple[Any, Any]]
+"""Host and device indices of each index space."""
+_NONE: Sides = {}
 _SIDES: dict[str, type[HostTable] | type[KernelTable]] = {
     "host": HostTable,
     "host_kernel": KernelTable,
@@ -39,8 +44,10 @@ class ControllerConfig:
         io_backend: ``kernel`` or ``direct``.
         layout: name of the host layout.
         host_pages: host pages of the anchor's index space, shared by the pools that ride on it.
-        layer_count: layers of the model; loads have a completion mark for each. 0 takes the highest that a
-            pool names.
+        other_host_pages: host pages of each index space that is not the anchor's.
+        first_layer: first model layer of this pipeline stage; layer ids are those of the whole model.
+        layer_count: layers of the stage; loads have a completion mark for each. 0 takes those up to the
+            highest that a pool names.
         ring_bytes: budget of the staging ring of a device.
         max_registration_bytes: largest registration that is tried.
     """
@@ -48,6 +55,8 @@ class ControllerConfig:
     io_backend: str
     layout: str
     host_pages: int = field(validator=whole(1))
+    other_host_pages: Mapping[str, int] = field(factory=dict)
+    first_layer: int = field(default=0, validator=whole(0))
     layer_count: int = field(default=0, validator=whole(0))
     ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
     max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=whole(1))
@@ -92,21 +101,20 @@ class Controller:
             ),
             who="controller",
         )
-        _check_spaces(device_pools)
         for pool in device_pools:
             check_device_pool(pool)
         check_apart(device_pools)
-        highest = max((max(p.spec.layer_ids, default=-1) for p in device_pools), default=-1)
-        layer_count = max(config.layer_count, highest + 1)
+        host_pages = _host_pages(config, device_pools)
         page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
-        groups = load_groups(layer_count, sum(page_bytes) // max(len(page_bytes), 1))
+        groups = load_groups(_layers(config, device_pools), sum(page_bytes) // max(len(page_bytes), 1))
         self.engine = Engine(runtime, device, groups, config.ring_bytes)
-        self.group = self._make_group(device_pools, device)
-        self.device_pages = min((p.pages for p in device_pools if p.pages is not None), default=0)
+        self.group = self._make_group(device_pools, host_pages, device)
+        self.device_pages = _device_pages(device_pools)
         self.engine.attach([pool.ways for pool in self.group.pools if pool.ways is not None])
-        self._allocator = self.group.allocator(self.group.anchor_space)
 
-    def _make_group(self, device_pools: Sequence[DevicePool], device: int) -> HostGroup:
+    def _make_group(
+        self, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int], device: int
+    ) -> HostGroup:
         layout = layout_named(self.config.layout)
         made: list[HostPool] = []
         try:
@@ -114,7 +122,7 @@ class Controller:
                 pool = HostPool(
                     device_pool,
                     layout,
-                    self.config.host_pages,
+                    host_pages[device_pool.spec.index_space.name],
                     self.runtime,
                     max_registration_bytes=self.config.max_registration_bytes,
                 )
@@ -176,8 +184,16 @@ class Controller:
             remedy="Correct hicache_build_pointer_table.",
         )
 
-    def backup(self, host_slots: Any, device_slots: Any, *, after: Event | None = None) -> Ticket:
-        """Copy pages of every pool of the anchor's index space from device to host.
+    def backup(
+        self,
+        host_slots: Any,
+        device_slots: Any,
+        *,
+        others: Sides = _NONE,
+        after: Event | None = None,
+        numbers: Numbers = pages_of,
+    ) -> Ticket:
+        """Copy pages from device to host: of the pools of the anchor's index space, and of other spaces.
 
         The slots are read before the call returns; the caller's arrays may then change. The device pages must
         not be written until the ticket is acknowledged; till then the host pages are neither read by a load,
@@ -186,7 +202,11 @@ class Controller:
         Args:
             host_slots: int64[n], CPU, whole host pages that are allocated, each at most once.
             device_slots: int64[n], CPU, whole device pages, paired with the host slots.
+            others: for each other index space that takes part, its host slots and device slots.
             after: what wrote the device pages; None for all work that the current stream has so far.
+            numbers: what the indices are: :func:`~hicache_core.memory.slots.pages_of` where they are slots,
+                :func:`~hicache_core.memory.slots.page_numbers` where they are page numbers, which are fewer
+                to check.
 
         Returns:
             A ticket; zero slots give one that is done.
@@ -194,14 +214,22 @@ class Controller:
         Raises:
             IndicesError: the slots are not what they must be; nothing has moved.
             SlotError: a host page is not allocated, or a transfer that is not acknowledged uses it.
+            UnknownNameError: the group has no such index space.
             TransferError: the runtime refused a submission; nothing counts as moved.
         """
-        pairs = self._pairs(host_slots, device_slots, who="backup", host_is_target=True)
-        self._allocator.hold_to_write(pairs.host_pages)
-        return self._submit(self.engine.backup, pairs, after)
+        pairs = self._pairs(host_slots, device_slots, others, numbers, who="backup", host_is_target=True)
+        return self._submit(self.engine.backup, pairs, PageAllocator.hold_to_write, after)
 
-    def load(self, host_slots: Any, device_slots: Any, *, after: Event | None = None) -> Ticket:
-        """Copy pages of every pool of the anchor's index space from host to device, layer by layer.
+    def load(
+        self,
+        host_slots: Any,
+        device_slots: Any,
+        *,
+        others: Sides = _NONE,
+        after: Event | None = None,
+        numbers: Numbers = pages_of,
+    ) -> Ticket:
+        """Copy pages from host to device, layer by layer, of the anchor's index space and of other spaces.
 
         The slots are read before the call returns; the caller's arrays may then change. Until the ticket is
         acknowledged the host pages are neither written by a backup nor given back; other loads may read them.
@@ -210,7 +238,9 @@ class Controller:
         Args:
             host_slots: int64[n], CPU, whole host pages that are allocated.
             device_slots: int64[n], CPU, whole device pages, paired with the host slots, each at most once.
+            others: for each other index space that takes part, its host slots and device slots.
             after: who still reads the device pages; None for all work that the current stream has so far.
+            numbers: what the indices are, as for :meth:`backup`.
 
         Returns:
             A ticket with a mark per model layer; zero slots give one that is done.
@@ -218,26 +248,40 @@ class Controller:
         Raises:
             IndicesError: the slots are not what they must be; nothing has moved.
             SlotError: a host page is not allocated, or a backup that is not acknowledged writes it.
+            UnknownNameError: the group has no such index space.
             TransferError: the runtime refused a submission; nothing counts as moved.
         """
-        pairs = self._pairs(host_slots, device_slots, who="load", host_is_target=False)
-        self._allocator.hold_to_read(pairs.host_pages)
-        return self._submit(self.engine.load, pairs, after)
+        pairs = self._pairs(host_slots, device_slots, others, numbers, who="load", host_is_target=False)
+        return self._submit(self.engine.load, pairs, PageAllocator.hold_to_read, after)
 
-    def _pairs(self, host_slots: Any, device_slots: Any, *, who: str, host_is_target: bool) -> PagePairs:
-        return page_pairs(
-            host_slots,
-            device_slots,
-            self._allocator.space,
-            host_pages=self._allocator.pages,
-            device_pages=self.device_pages,
-            who=who,
-            host_is_target=host_is_target,
-        )
+    def _pairs(
+        self, host: Any, device: Any, others: Sides, numbers: Numbers, *, who: str, host_is_target: bool
+    ) -> SpacePairs:
+        """The page pairs of each space; all are checked before any page is held."""
+        sides = {self.group.anchor_space: (host, device), **others}
+        pairs = {}
+        for name, (host_side, device_side) in sides.items():
+            allocator = self.group.allocator(name)
+            pairs[name] = page_pairs(
+                host_side,
+                device_side,
+                allocator.space,
+                host_pages=allocator.pages,
+                device_pages=self.device_pages[name],
+                who=who,
+                host_is_target=host_is_target,
+                numbers=numbers,
+            )
+        return pairs
 
-    def _submit(self, move: Move, pairs: PagePairs, after: Event | None) -> Ticket:
-        release = functools.partial(self._allocator.release, pairs.host_pages)
+    def _submit(self, move: Move, pairs: SpacePairs, hold: Hold, after: Event | None) -> Ticket:
+        held: list[tuple[PageAllocator, Int64Array]] = []
+        release = functools.partial(_release, held)
         try:
+            for name, mine in pairs.items():
+                allocator = self.group.allocators[name]
+                hold(allocator, mine.host_pages)
+                held.append((allocator, mine.host_pages))
             return move(pairs, after=after, on_acknowledged=release)
         except BaseException:
             release()
@@ -249,13 +293,56 @@ class Controller:
         self.group.destroy()
 
 
-def _check_spaces(device_pools: Sequence[DevicePool]) -> None:
-    anchor = next(pool.spec.index_space for pool in device_pools if pool.spec.anchor)
+def _release(held: Sequence[tuple[PageAllocator, Int64Array]]) -> None:
+    for allocator, pages in held:
+        allocator.release(pages)
+
+
+def _layers(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> range:
+    """The model layers of the stage; SpecError where a pool has one before it."""
+    first = config.first_layer
+    stop = first + config.layer_count
     for pool in device_pools:
-        if pool.spec.index_space != anchor:
+        ids = pool.spec.layer_ids
+        if ids and ids[0] < first:
             raise SpecError(
                 who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
-                got=f"index space '{pool.spec.index_space.name}'",
-                expected=f"'{anchor.name}', the anchor's: this version moves pools of one index space",
-                remedy="Leave the pool out.",
+                got=f"model layer {ids[0]}",
+                expected=f"layers from {first} on, where this stage starts",
+                remedy="Give layer ids of the whole model, and the stage's own pools.",
             )
+        stop = max(stop, ids[-1] + 1 if ids else 0)
+    return range(first, stop)
+
+
+def _device_pages(device_pools: Sequence[DevicePool]) -> dict[str, int]:
+    """Pages of each index space that every pool of it has on the device."""
+    counts: dict[str, list[int]] = {pool.spec.index_space.name: [] for pool in device_pools}
+    for pool in device_pools:
+        if pool.pages is not None:
+            counts[pool.spec.index_space.name].append(pool.pages)
+    return {name: min(mine, default=0) for name, mine in counts.items()}
+
+
+def _host_pages(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> dict[str, int]:
+    """Host pages of each index space; SpecError where a space has no figure, or a figure no space."""
+    anchor = next(pool.spec.index_space.name for pool in device_pools if pool.spec.anchor)
+    pages = {**config.other_host_pages, anchor: config.host_pages}
+    spaces = {pool.spec.index_space.name for pool in device_pools}
+    if set(pages) != spaces or anchor in config.other_host_pages:
+        raise SpecError(
+            who="controller",
+            got=f"host pages for index spaces {', '.join(sorted(config.other_host_pages)) or 'none'} beside "
+            f"'{anchor}'",
+            expected=f"{', '.join(sorted(spaces - {anchor})) or 'none'}, as the pools have",
+            remedy="Give other_host_pages for each index space that is not the anchor's.",
+        )
+    for name, count in config.other_host_pages.items():
+        if type(count) is not int or count < 1:
+            raise SpecError(
+                who="controller",
+                got=f"{count!r} host pages for index space '{name}'",
+                expected="a whole number of at least 1",
+                remedy="Correct other_host_pages.",
+            )
+    return pages

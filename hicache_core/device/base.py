@@ -59,7 +59,8 @@ class StridedCopies:
 
     def smallest(self) -> int:
         """Bytes of the smallest copy."""
-        return int(np.min(np.multiply(self.widths, self.heights)))
+        sizes = self.widths * self.heights
+        return sizes if isinstance(sizes, int) else int(np.minimum.reduce(sizes))
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
         """(target, source, width, height) of each copy."""

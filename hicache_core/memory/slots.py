@@ -18,8 +18,8 @@ _FREE = -1
 _WRITTEN = 1 << 30
 
 
-def int64_slots(slots: Any, who: str) -> Int64Array:
-    """``slots`` as int64[n] on the CPU, without a copy where it is that already.
+def int64_array(slots: Any, who: str) -> Int64Array:
+    """Indices as int64[n] on the CPU, without a copy where they are that already.
 
     Accepts numpy arrays and CPU tensors; raises IndexTypeError for another dtype, shape or device.
     """
@@ -54,27 +54,45 @@ def pages_of(slots: Any, space: IndexSpace, pages: int, who: str) -> Int64Array:
     Raises:
         IndexTypeError, PageContractError, IndexRangeError: nothing has been changed.
     """
-    listed = int64_slots(slots, who)
+    listed = int64_array(slots, who)
     size = space.page_slots
     if listed.size % size:
         raise _contract_error(who, space, f"{listed.size} slots")
     numbers: Int64Array = listed[::size] // size
     if not listed.size:
         return numbers
-    # As unsigned numbers, negative ones are out of range as well.
-    if numbers.view(np.uint64).max() >= pages:
+    if _some_outside(numbers, pages):
         outside = listed[::size][(numbers < 0) | (numbers >= pages)]
-        raise IndexRangeError(
-            who=who,
-            got=f"slots {outside[:_SHOWN].tolist()}",
-            expected=f"slots from 0 to {pages * size - 1} of index space '{space.name}'",
-            remedy="Give slots that this pool handed out.",
-        )
+        got = f"slots {outside[:_SHOWN].tolist()}"
+        raise _range_error(who, space, got, f"slots from 0 to {pages * size - 1}")
     if size > 1 and not _steps_by_one(listed, numbers, size):
         table = listed.reshape(-1, size)
         bad = table[(table != slots_of(numbers, size).reshape(-1, size)).any(axis=1)][0]
         raise _contract_error(who, space, f"the run {bad[:_SHOWN].tolist()}{'...' if size > _SHOWN else ''}")
     return numbers
+
+
+def page_numbers(numbers: Any, space: IndexSpace, pages: int, who: str) -> Int64Array:
+    """Page numbers as int64[n], a copy; the arguments and errors of :func:`pages_of`, which takes slots."""
+    listed = int64_array(numbers, who).copy()
+    if listed.size and _some_outside(listed, pages):
+        outside = listed[(listed < 0) | (listed >= pages)]
+        raise _range_error(who, space, f"pages {outside[:_SHOWN].tolist()}", f"pages from 0 to {pages - 1}")
+    return listed
+
+
+def _some_outside(numbers: Int64Array, pages: int) -> bool:
+    """Whether a number is negative or too large; as unsigned ones, negative numbers are too large as well."""
+    return int(np.maximum.reduce(numbers.view(np.uint64))) >= pages
+
+
+def _range_error(who: str, space: IndexSpace, got: str, expected: str) -> IndexRangeError:
+    return IndexRangeError(
+        who=who,
+        got=got,
+        expected=f"{expected} of index space '{space.name}'",
+        remedy="Give what this pool handed out.",
+    )
 
 
 def _steps_by_one(listed: Int64Array, numbers: Int64Array, size: int) -> bool:

@@ -9,7 +9,7 @@ covers, and each row may be followed by a gap, so that a transfer that reaches p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -42,6 +42,10 @@ Int64Array = npt.NDArray[np.int64]
 RuntimeT = TypeVar("RuntimeT", bound=DeviceRuntime)
 Snapshot = dict[tuple[str, str, str], Bytes]
 """All bytes of a rig: (side, pool, buffer) to the flat host bytes, or to uint8[layers, rows, stride]."""
+
+SpacePages = Mapping[str, Sequence[PagePair]]
+"""The page pairs of index spaces other than the anchor's."""
+_NONE: SpacePages = {}
 
 
 @frozen(kw_only=True)
@@ -151,22 +155,31 @@ class Rig(Generic[RuntimeT]):
         self.controller.close()
 
     @property
-    def page_slots(self) -> int:
-        """Slots of one page of the anchor's index space."""
-        return self.controller.group.anchor.spec.index_space.page_slots
+    def anchor_space(self) -> str:
+        """Name of the anchor's index space."""
+        return self.controller.group.anchor_space
 
-    def slots(self, pages: Iterable[int]) -> Int64Array:
+    def page_slots(self, space: str | None = None) -> int:
+        """Slots of one page of an index space, the anchor's where none is named."""
+        return self.controller.group.allocator(space or self.anchor_space).space.page_slots
+
+    def slots(self, pages: Iterable[int], space: str | None = None) -> Int64Array:
         """The slots of some pages, page by page: int64[n * page_slots]."""
-        size = self.page_slots
+        size = self.page_slots(space)
         return np.array([page * size + i for page in pages for i in range(size)], dtype=np.int64)
 
-    def allocate(self, pages: int) -> list[int]:
-        """Allocate host pages; their numbers."""
-        group = self.controller.group
-        got = group.allocate({group.anchor_space: pages * self.page_slots})
+    def sides(self, pairs: Sequence[PagePair], space: str | None = None) -> tuple[Int64Array, Int64Array]:
+        """Host slots and device slots of some page pairs, as a transfer takes them."""
+        return self.slots((host for host, _ in pairs), space), self.slots(
+            (device for _, device in pairs), space
+        )
+
+    def allocate(self, pages: int, space: str | None = None) -> list[int]:
+        """Allocate host pages of an index space; their numbers."""
+        name, size = space or self.anchor_space, self.page_slots(space)
+        got = self.controller.group.allocate({name: pages * size})
         assert got is not None, f"no {pages} host pages are free"
-        numbers = got[group.anchor_space][:: self.page_slots] // self.page_slots
-        return [int(page) for page in numbers]
+        return [int(page) for page in got[name][::size] // size]
 
     def host_bytes(self, pool: str, buffer: str) -> Bytes:
         """The flat bytes of a host buffer, as a view."""
@@ -205,31 +218,37 @@ class Rig(Generic[RuntimeT]):
                 taken["device", name, b.spec.name] = self.device_rows[name][b.spec.name].copied()
         return taken
 
-    def after_backup(self, before: Snapshot, pairs: Sequence[PagePair]) -> Snapshot:
-        """What the oracle says of every byte after a backup of ``pairs``."""
+    def after_backup(
+        self, before: Snapshot, pairs: Sequence[PagePair], others: SpacePages = _NONE
+    ) -> Snapshot:
+        """What the oracle says of every byte after a backup of ``pairs``, and of other spaces' pages."""
         after = dict(before)
-        for pool, buffer, shape in self._shapes():
+        for pool, buffer, shape, moved in self._shapes(pairs, others):
             host = before["host", pool, buffer]
             device = self.device_rows[pool][buffer].rows_in(before["device", pool, buffer])
-            after["host", pool, buffer] = expected_host_bytes(host, self.layout, shape, device, pairs)
+            after["host", pool, buffer] = expected_host_bytes(host, self.layout, shape, device, moved)
         return after
 
-    def after_load(self, before: Snapshot, pairs: Sequence[PagePair]) -> Snapshot:
-        """What the oracle says of every byte after a load of ``pairs``."""
+    def after_load(self, before: Snapshot, pairs: Sequence[PagePair], others: SpacePages = _NONE) -> Snapshot:
+        """What the oracle says of every byte after a load of ``pairs``, and of other spaces' pages."""
         after = dict(before)
-        for pool, buffer, shape in self._shapes():
+        for pool, buffer, shape, moved in self._shapes(pairs, others):
             memory = before["device", pool, buffer].copy()
             device = self.device_rows[pool][buffer].rows_in(memory)
-            loaded = expected_device_rows(device, self.layout, shape, before["host", pool, buffer], pairs)
+            loaded = expected_device_rows(device, self.layout, shape, before["host", pool, buffer], moved)
             for rows, new in zip(device, loaded, strict=True):
                 rows[...] = new
             after["device", pool, buffer] = memory
         return after
 
-    def _shapes(self) -> Iterable[tuple[str, str, HostShape]]:
+    def _shapes(
+        self, pairs: Sequence[PagePair], others: SpacePages
+    ) -> Iterable[tuple[str, str, HostShape, Sequence[PagePair]]]:
+        of_space = {**others, self.anchor_space: pairs}
         for pool in self.controller.group.pools:
             for b in pool.spec.buffers:
-                yield pool.spec.pool, b.name, host_shape(pool, b)
+                moved = of_space.get(pool.spec.index_space.name, ())
+                yield pool.spec.pool, b.name, host_shape(pool, b), moved
 
 
 def host_shape(pool: HostPool, buffer: BufferSpec) -> HostShape:

@@ -17,12 +17,13 @@ def pool_spec(
     unit: RowUnit = RowUnit.TOKEN,
     pool: str = "kv",
     anchor: bool = True,
+    space: IndexSpace | None = None,
 ) -> PoolSpec:
     """A declaration with a buffer ``b0``, ``b1``, ... for each of ``row_bytes``, in index space ``full``."""
     return PoolSpec(
         pool=pool,
         family="rows",
-        index_space=IndexSpace(name="full", page_slots=page_slots),
+        index_space=space or IndexSpace(name="full", page_slots=page_slots),
         row_unit=unit,
         layer_ids=layer_ids,
         buffers=[BufferSpec(name=f"b{i}", row_bytes=size) for i, size in enumerate(row_bytes)],

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
 from hicache_core.device.base import DeviceRuntime, Event, Stream
 from hicache_core.errors import DeviceError, StreamsStuckError, TransferError
-from hicache_core.transfer.pairs import PagePairs
+from hicache_core.transfer.pairs import SpacePairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES, StagingRing
 from hicache_core.transfer.ticket import Ticket
 from hicache_core.transfer.ways import PoolWays, Way
@@ -22,24 +23,24 @@ _FIRST_GROUPS = (4, 16)
 """The groups before the last end at a sixteenth and at a quarter of the layers."""
 
 
-def load_groups(layer_count: int, copy_bytes: int) -> tuple[range, ...]:
+def load_groups(layers: range, copy_bytes: int) -> tuple[range, ...]:
     """Model layers in groups that grow, so that the first layer of a load lands early.
 
     Each group costs the host a call per page and pool. There are as many as the link hides: one where pages
     are small, since the calls would take longer than the bytes.
 
     Args:
-        layer_count: layers of the model.
+        layers: model layers, those of a pipeline stage where a rank has not all of them.
         copy_bytes: bytes that one page of one pool holds over all layers, on average.
     """
     count = min(max(copy_bytes // _BYTES_WORTH_A_CALL, 1), len(_FIRST_GROUPS) + 1)
-    stops = [max(layer_count // part, 1) for part in _FIRST_GROUPS[len(_FIRST_GROUPS) + 1 - count :]]
-    bounds = sorted({0, *(stop for stop in stops if stop < layer_count), layer_count})
-    return tuple(range(first, stop) for first, stop in itertools.pairwise(bounds))
+    stops = [max(len(layers) // part, 1) for part in _FIRST_GROUPS[len(_FIRST_GROUPS) + 1 - count :]]
+    bounds = sorted({0, *(stop for stop in stops if stop < len(layers)), len(layers)})
+    return tuple(layers[first:stop] for first, stop in itertools.pairwise(bounds))
 
 
-Step = tuple[tuple[Way, range], ...]
-"""What moves together: ways, each with the layers of its pool."""
+Step = tuple[tuple[str, Way, range], ...]
+"""What moves together: index space, way and own layers of each pool."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -51,14 +52,14 @@ class _Lane:
         stream: where it is submitted.
         steps: what moves, in order; an event follows each.
         mark_of_layer: for each model layer, the step after which it has landed.
-        page_bytes: bytes of a page, all pools and layers.
+        page_bytes: for each index space, bytes of a page, all pools and layers.
     """
 
     what: str
     stream: Stream
     steps: Sequence[Step]
-    mark_of_layer: Sequence[int]
-    page_bytes: int
+    mark_of_layer: Mapping[int, int]
+    page_bytes: Mapping[str, int]
 
 
 class Engine:
@@ -89,30 +90,32 @@ class Engine:
 
     def attach(self, pools: Sequence[PoolWays]) -> None:
         """Say which pools move from now on: in backups all layers at once, in loads group by group."""
-        page_bytes = sum(pool.spec.page_bytes for pool in pools)
+        page_bytes: Counter[str] = Counter()
+        for pool in pools:
+            page_bytes[pool.space] += pool.spec.page_bytes
         backups, loads = self._streams
         self._backup = _Lane(
             what="backup",
             stream=backups,
-            steps=[tuple((pool.backup, range(pool.spec.layer_count)) for pool in pools)],
-            mark_of_layer=(),
+            steps=[tuple((pool.space, pool.backup, range(pool.spec.layer_count)) for pool in pools)],
+            mark_of_layer={},
             page_bytes=page_bytes,
         )
         self._load = _Lane(
             what="load",
             stream=loads,
             steps=[_load_step(pools, group) for group in self._groups],
-            mark_of_layer=[number for number, group in enumerate(self._groups) for _ in group],
+            mark_of_layer={layer: n for n, group in enumerate(self._groups) for layer in group},
             page_bytes=page_bytes,
         )
 
     def backup(
-        self, pairs: PagePairs, *, after: Event | None, on_acknowledged: Callable[[], None]
+        self, pairs: SpacePairs, *, after: Event | None, on_acknowledged: Callable[[], None]
     ) -> Ticket:
-        """Copy pages of all pools from device to host, all layers of a pool at once.
+        """Copy pages from device to host, all layers of a pool at once.
 
         Args:
-            pairs: which pages.
+            pairs: which pages of each index space; the pools of a space move together.
             after: what wrote the device pages; None for all work that the caller's current stream has so far.
             on_acknowledged: called once, when the ticket is.
 
@@ -121,11 +124,11 @@ class Engine:
         """
         return self._submit(self._backup, pairs, after, on_acknowledged)
 
-    def load(self, pairs: PagePairs, *, after: Event | None, on_acknowledged: Callable[[], None]) -> Ticket:
-        """Copy pages of all pools from host to device, by model layer, with a mark per layer.
+    def load(self, pairs: SpacePairs, *, after: Event | None, on_acknowledged: Callable[[], None]) -> Ticket:
+        """Copy pages from host to device, by model layer, with a mark per layer.
 
         Args:
-            pairs: which pages.
+            pairs: which pages of each index space; the pools of a space move together.
             after: who still reads the device pages; None for all work that the caller's current stream has.
             on_acknowledged: called once, when the ticket is.
 
@@ -135,11 +138,10 @@ class Engine:
         return self._submit(self._load, pairs, after, on_acknowledged)
 
     def _submit(
-        self, lane: _Lane, pairs: PagePairs, after: Event | None, on_acknowledged: Callable[[], None]
+        self, lane: _Lane, pairs: SpacePairs, after: Event | None, on_acknowledged: Callable[[], None]
     ) -> Ticket:
         runtime, stream = self._runtime, lane.stream
-        # Nothing to move is nothing to launch: the marks of an empty transfer fire with what runs already.
-        steps = lane.steps if len(pairs) else [()] * len(lane.steps)
+        moved = {space: mine for space, mine in pairs.items() if len(mine)}
         events = []
         with self._lock:
             if self._closed:
@@ -149,16 +151,19 @@ class Engine:
                     runtime.wait_current(stream, self._device)
                 else:
                     runtime.wait_event(stream, after)
-                for step in steps:
-                    for way, layers in step:
-                        way.submit(pairs, layers, stream)
+                for step in lane.steps:
+                    for space, way, layers in step:
+                        # Nothing to move is nothing to launch; the marks fire with what runs already.
+                        if space in moved:
+                            way.submit(moved[space], layers, stream)
                     events.append(runtime.record(stream))
             except BaseException as error:
                 self._drain(stream)
                 if isinstance(error, DeviceError):
                     raise _refused(lane.what, error) from error
                 raise
-        return Ticket(lane.what, len(pairs) * lane.page_bytes, events, lane.mark_of_layer, on_acknowledged)
+        nbytes = sum(len(mine) * lane.page_bytes[space] for space, mine in moved.items())
+        return Ticket(lane.what, nbytes, events, lane.mark_of_layer, on_acknowledged)
 
     def close(self) -> None:
         """Take no more transfers, and wait for those that were submitted."""
@@ -188,7 +193,7 @@ def _load_step(pools: Sequence[PoolWays], group: range) -> Step:
         ids = pool.spec.layer_ids
         own = range(bisect_left(ids, group.start), bisect_left(ids, group.stop))
         if own:
-            step.append((pool.load, own))
+            step.append((pool.space, pool.load, own))
     return tuple(step)
 
 

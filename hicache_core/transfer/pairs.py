@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,8 @@ from hicache_core.memory.slots import all_true, pages_of
 from hicache_core.spec.pool import IndexSpace
 
 _Found = TypeVar("_Found")
+Numbers = Callable[[Any, IndexSpace, int, str], Int64Array]
+"""Turns one side of a transfer into checked page numbers, as ``pages_of`` does with slots."""
 
 
 class PagePairs:
@@ -53,44 +55,49 @@ class PagePairs:
 
 
 def page_pairs(
-    host_slots: Any,
-    device_slots: Any,
+    host: Any,
+    device: Any,
     space: IndexSpace,
     *,
     host_pages: int,
     device_pages: int,
     who: str,
     host_is_target: bool,
+    numbers: Numbers = pages_of,
 ) -> PagePairs:
-    """Check the slots of a transfer and turn them into page pairs; the caller's arrays are not kept.
+    """Check the two sides of a transfer and turn them into page pairs; the caller's arrays are not kept.
 
     Args:
-        host_slots, device_slots: int64[n] each, CPU, whole pages.
+        host, device: int64[n] each, CPU: the slots of whole pages, or what ``numbers`` takes.
         space: their index space.
         host_pages, device_pages: pages that exist on either side.
         who: who asks, for errors.
         host_is_target: whether the transfer writes the host side.
+        numbers: how a side becomes page numbers, checked.
 
     Raises:
         IndexTypeError, PageContractError, IndexRangeError: one side is wrong by itself.
         PairingError: unequal lengths, or a page is written twice.
     """
-    host = pages_of(host_slots, space, host_pages, f"{who}, host slots")
-    device = pages_of(device_slots, space, device_pages, f"{who}, device slots")
-    if host.size != device.size:
+    of_host = numbers(host, space, host_pages, f"{who}, host side")
+    of_device = numbers(device, space, device_pages, f"{who}, device side")
+    if of_host.size != of_device.size:
         raise PairingError(
             who=who,
-            got=f"{host.size} host pages and {device.size} device pages",
+            got=f"{of_host.size} host pages and {of_device.size} device pages",
             expected="one device page for each host page",
-            remedy="Give slots of equal length.",
+            remedy="Give both sides the same number of pages.",
         )
-    if not _ascends(host):
-        order = host.argsort()
-        host, device = host[order], device[order]
-    target = host if host_is_target else device
-    if not _ascends(target):
-        _refuse_twice(np.sort(target), who)
-    return PagePairs(host, device)
+    rises = _ascends(of_host)
+    if not rises:
+        order = of_host.argsort()
+        of_host, of_device = of_host[order], of_device[order]
+    if not host_is_target:
+        if not _ascends(of_device):
+            _refuse_twice(np.sort(of_device), who)
+    elif not rises:
+        _refuse_twice(of_host, who)
+    return PagePairs(of_host, of_device)
 
 
 def _ascends(pages: Int64Array) -> bool:
@@ -98,11 +105,15 @@ def _ascends(pages: Int64Array) -> bool:
 
 
 def _refuse_twice(ordered: Int64Array, who: str) -> None:
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if twice.size:
+    same = ordered[1:] == ordered[:-1]
+    if np.count_nonzero(same):
         raise PairingError(
             who=who,
-            got=f"pages {twice[:8].tolist()} as a destination twice",
+            got=f"pages {ordered[1:][same][:8].tolist()} as a destination twice",
             expected="each destination once",
             remedy="Remove the duplicates.",
         )
+
+
+SpacePairs = Mapping[str, PagePairs]
+"""What one transfer moves: the page pairs of each index space that takes part."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hicache_core.device.base import DeviceRuntime, Event, Stream
 from hicache_core.errors import DeviceError, TransferError, UnknownNameError
@@ -29,7 +29,7 @@ class Ticket:
         what: str,
         nbytes: int,
         events: Sequence[Event],
-        mark_of_layer: Sequence[int],
+        mark_of_layer: Mapping[int, int],
         on_acknowledged: Callable[[], None],
     ) -> None:
         self.what = what
@@ -74,16 +74,17 @@ class Ticket:
         Raises:
             UnknownNameError: the model has no such layer, or this is a backup, which has no marks.
         """
-        if not 0 <= model_layer < len(self._mark_of_layer):
+        number = self._mark_of_layer.get(model_layer)
+        if number is None:
             raise UnknownNameError(
                 who=f"ticket of a {self.what}",
                 got=f"model layer {model_layer}",
-                expected=f"a layer from 0 to {len(self._mark_of_layer) - 1}"
+                expected=f"a layer from {min(self._mark_of_layer)} to {max(self._mark_of_layer)}"
                 if self._mark_of_layer
                 else "no layer: a backup moves all layers at once",
                 remedy="Wait for the ticket itself, or for a layer that the model has.",
             )
-        return self._events[self._mark_of_layer[model_layer]]
+        return self._events[number]
 
     def wait_layer(self, runtime: DeviceRuntime, stream: Stream, model_layer: int) -> None:
         """Let ``stream`` go on only after a model layer has landed; the caller does not wait."""

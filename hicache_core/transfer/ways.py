@@ -49,6 +49,11 @@ class PoolWays:
     backup: Way
     load: Way
 
+    @property
+    def space(self) -> str:
+        """Name of the index space whose pages name the rows."""
+        return self.spec.index_space.name
+
 
 def _copied_host_rows(tables: BufferTables, runtime: DeviceRuntime) -> HostTable | KernelTable:
     """The host rows as the runtime's copies want them: CPU addresses where every kind takes them."""

@@ -173,7 +173,7 @@ def test_the_shortest_layer_gives_the_pages(runtime: SimRuntime) -> None:
     spec = pool_spec(K, V)
     short = [_rows(runtime, V, rows) for rows in (16, 11, 16)]
     controller = _open(runtime, _pool(runtime, spec, b1=short))
-    assert controller.device_pages == 11 // 4
+    assert controller.device_pages["full"] == 11 // 4
     controller.close()
 
 
@@ -182,7 +182,7 @@ def test_slot_rows_have_pages_of_one_slot(runtime: SimRuntime) -> None:
     spec = pool_spec(K, page_slots=1, unit=RowUnit.SLOT)
     controller = _open(runtime, _pool(runtime, spec))
     assert controller.group.anchor.spec.index_space == IndexSpace(name="full", page_slots=1)
-    assert controller.device_pages == ROWS
+    assert controller.device_pages["full"] == ROWS
     controller.close()
 
 

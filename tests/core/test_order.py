@@ -150,7 +150,7 @@ def test_a_load_that_does_not_wait_is_seen_by_the_reader(make_rig: MakeRig) -> N
 @pytest.mark.parametrize("copy_bytes", [0, 1, 400_000, 1 << 20, 1 << 40])
 def test_each_layer_is_in_one_group(layers: int, copy_bytes: int) -> None:
     """I37: every layer has one mark, in order; the first group is at most an eighth, the last the largest."""
-    groups = load_groups(layers, copy_bytes)
+    groups = load_groups(range(layers), copy_bytes)
     assert [layer for group in groups for layer in group] == list(range(layers))
     assert all(len(group) for group in groups)
     if len(groups) > 1:

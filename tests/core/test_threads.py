@@ -89,7 +89,7 @@ class _Gate:
 def test_poll_does_not_wait_for_a_thread_that_waits() -> None:
     """A scheduler that polls goes on while another thread is in wait()."""
     gate = _Gate()
-    ticket = Ticket("load", 1, [gate], (0,), lambda: None)
+    ticket = Ticket("load", 1, [gate], {0: 0}, lambda: None)
     waiter = threading.Thread(target=ticket.wait)
     waiter.start()
     time.sleep(0.05)
@@ -109,7 +109,7 @@ def test_nobody_hears_of_the_end_before_the_pages_are_released() -> None:
 
     gate = _Gate()
     gate.passed.set()
-    ticket = Ticket("load", 1, [gate], (0,), release)
+    ticket = Ticket("load", 1, [gate], {0: 0}, release)
     first = threading.Thread(target=ticket.wait)
     first.start()
     time.sleep(0.02)

@@ -67,7 +67,7 @@ class StillController:
         """Nothing to wait for."""
         assert len(host_slots) == len(device_slots)
         assert self.host.owns(host_slots)
-        return Ticket("load", 0, [], (), lambda: None)
+        return Ticket("load", 0, [], {}, lambda: None)
 
     backup = load
 
