@@ -1,8 +1,9 @@
 """Paired transfer benchmark on a CUDA device: the controller against the bare runtime calls and the link.
 
 Every cell is measured in one process, ours and bare in turns: "ours" is ``controller.backup`` or ``load``
-until it returns (submit) and until its ticket is waited for (complete); "bare" submits the very same runtime
-calls, made into Python lists beforehand, and waits for their stream. Medians; microseconds.
+until it returns (submit) and until its ticket is waited for (complete), given page numbers; "slots" is the same
+given token slots, 256 a page, all of which are checked; "bare" submits the very same runtime calls, made into
+Python lists beforehand, and waits for their stream. Medians; microseconds.
 
     python benchmarks/transfer.py --out benchmarks/results/NAME.json
 """
@@ -28,7 +29,7 @@ from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import BatchCopies, StridedCopies
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.device.cudart import COPY_DEFAULT
-from hicache_core.memory.slots import slots_of
+from hicache_core.memory.slots import page_numbers, slots_of
 from hicache_core.plugins import load_plugins
 from hicache_core.pool import DevicePool
 from hicache_core.spec import IndexSpace, PoolGeometry
@@ -132,8 +133,8 @@ def cells(runtime: Recorder, row_bytes: int, layers: int, pair: tuple[str, str])
     rng = np.random.default_rng(0)
     found = []
     for pages in PAGES:
-        host = slots_of(rng.permutation(POOL_PAGES)[:pages].astype(np.int64), PAGE_SLOTS)
-        device = slots_of(rng.permutation(POOL_PAGES)[:pages].astype(np.int64), PAGE_SLOTS)
+        host = rng.permutation(POOL_PAGES)[:pages].astype(np.int64)
+        device = rng.permutation(POOL_PAGES)[:pages].astype(np.int64)
         for direction, move in (("d2h", controller.backup), ("h2d", controller.load)):
             found.append(
                 {
@@ -154,15 +155,19 @@ def cells(runtime: Recorder, row_bytes: int, layers: int, pair: tuple[str, str])
 
 def measure(runtime: Recorder, move: Any, host: np.ndarray, device: np.ndarray) -> dict[str, Any]:
     runtime.kept = []
-    move(host, device).wait()
+    move(host, device, numbers=page_numbers).wait()
+    slots = slots_of(host, PAGE_SLOTS), slots_of(device, PAGE_SLOTS)
     copies, runtime.kept = runtime.kept, None
     stream = runtime.new_stream(0)
     bare = {f"bare_{n}": bare_calls(runtime, copies, batched=b) for n, b in (("2d", False), ("3d", True))}
-    rows: dict[str, list[tuple[float, float]]] = {"ours": [], **{name: [] for name in bare}}
+    rows: dict[str, list[tuple[float, float]]] = {"ours": [], "slots": [], **{name: [] for name in bare}}
     gc.disable()
     for _ in range(REPEATS + 3):
         torch.cuda.synchronize()
-        rows["ours"].append(timed(lambda: move(host, device), lambda ticket: ticket.wait()))
+        by_pages = functools.partial(move, host, device, numbers=page_numbers)
+        rows["ours"].append(timed(by_pages, lambda ticket: ticket.wait()))
+        torch.cuda.synchronize()
+        rows["slots"].append(timed(functools.partial(move, *slots), lambda ticket: ticket.wait()))
         for name, calls in bare.items():
             torch.cuda.synchronize()
             submit = functools.partial(calls, stream.cuda_stream)
@@ -176,8 +181,11 @@ def measure(runtime: Recorder, move: Any, host: np.ndarray, device: np.ndarray) 
     strided = [c for c in copies if isinstance(c, StridedCopies)]
     path = "bare_3d" if strided and all(map(runtime.takes_batch, strided)) else "bare_2d"
     result["path"] = path
-    result["own_host_us"] = round(result["ours_submit_us"] - result[f"{path}_submit_us"], 1)
-    result["complete_ratio"] = round(result["ours_complete_us"] / result[f"{path}_complete_us"], 3)
+    for name, prefix in (("ours", ""), ("slots", "slots_")):
+        own = result[f"{name}_submit_us"] - result[f"{path}_submit_us"]
+        result[f"{prefix}own_host_us"] = round(own, 1)
+        ratio = result[f"{name}_complete_us"] / result[f"{path}_complete_us"]
+        result[f"{prefix}complete_ratio"] = round(ratio, 3)
     return result
 
 
@@ -205,7 +213,7 @@ def main() -> None:
     options = parser.parse_args()
     runtime = Recorder()
     report: dict[str, Any] = {
-        "schema": "hicache.bench.transfer/1",
+        "schema": "hicache.bench.transfer/2",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(0),
         "torch": torch.__version__,

@@ -121,7 +121,7 @@ def test_a_refused_space_leaves_all_others_free(rig: Rig[SimRuntime]) -> None:
             rig.controller.backup(
                 *good, others={"swa": (rig.slots(swa, "swa")[:3], rig.slots([1], "swa")[:3])}
             )
-        stray = [page for page in range(HOST_PAGES["swa"]) if page not in swa][0]
+        stray = next(page for page in range(HOST_PAGES["swa"]) if page not in swa)
         with pytest.raises(SlotError):
             rig.controller.backup(*good, others={"swa": rig.sides([(stray, 1)], "swa")})
         with pytest.raises(UnknownNameError):
