@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def whole(move: Any, sides: Sequence[np.ndarray], indices: str) -> float:
-    """Median microseconds until the call returns; ``sides`` are page numbers, given as what ``indices`` says."""
+    """Median microseconds until the call returns; ``sides`` are page numbers, given as ``indices`` says."""
     host, device = (slots_of(side, PAGE_SLOTS) if indices == "slots" else side for side in sides)
     numbers = getattr(Checks, indices)
     samples = []

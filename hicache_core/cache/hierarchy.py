@@ -7,17 +7,48 @@ pages for the others and starts the load; :meth:`land` waits for the load; the e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field
 
 from hicache_core.cache.index import Key, Match, PrefixIndex, Tier
 from hicache_core.cache.policies import Policy
+from hicache_core.cache.store import SecondSpace, Store, retention
 from hicache_core.controller import Controller
 from hicache_core.errors import CapacityError, TransferError
-from hicache_core.memory.slots import Int64Array, PageAllocator, slots_of
+from hicache_core.memory.slots import Int64Array, PageAllocator, page_numbers
 from hicache_core.transfer.ticket import Ticket
+
+
+def _no_pages() -> Int64Array:
+    return np.empty((0, 1), dtype=np.int64)
+
+
+@define(kw_only=True, eq=False)
+class Placed:
+    """Pages of some blocks of a request: row i belongs to the block at position ``at[i]``."""
+
+    at: list[int] = field(factory=list)
+    pages: Int64Array = field(factory=_no_pages)
+
+
+@define(kw_only=True, eq=False)
+class SpaceAdmission:
+    """What a request does in an index space beside the anchor's.
+
+    Args:
+        used: keys that may not be given up meanwhile.
+        loaded: blocks that come from the host.
+        computed: blocks that the engine computes and keeps.
+        backed_up: blocks in the backup, with their host pages, once committed.
+    """
+
+    used: list[Key]
+    loaded: Placed
+    computed: Placed
+    backed_up: Placed = field(factory=Placed)
 
 
 @define(kw_only=True, eq=False)
@@ -26,23 +57,30 @@ class Admission:
 
     Args:
         keys: its blocks, root first.
-        match: what was resident when it came.
+        match: what of it can be used: resident, and with what every index space needs of it.
+        resident_blocks: leading blocks on the device, usable or not; their pages stay where they are.
         pages: int64[blocks, block_pages], the device pages of its blocks.
         load: the ticket of its load.
+        others: what it does in each other index space.
         backup: the ticket of its backup, once committed.
-        backed_up: positions of the blocks in that backup.
-        host_pages: int64[n, block_pages], their host pages.
-        dropped_blocks: blocks that should have been backed up and were not.
+        backed_up: blocks in that backup, with their host pages.
+        dropped: for each index space, blocks that should have been backed up and were not.
     """
 
     keys: Sequence[Key]
     match: Match
+    resident_blocks: int
     pages: Int64Array
     load: Ticket
+    others: dict[str, SpaceAdmission]
     backup: Ticket | None = None
-    backed_up: list[int] = field(factory=list)
-    host_pages: Int64Array = field(factory=lambda: np.empty((0, 1), dtype=np.int64))
-    dropped_blocks: int = 0
+    backed_up: Placed = field(factory=Placed)
+    dropped: Counter[str] = field(factory=Counter)
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Blocks that should have been backed up and were not, over all index spaces."""
+        return self.dropped.total()
 
 
 class HierarchicalCache:
@@ -50,20 +88,45 @@ class HierarchicalCache:
 
     Args:
         controller: owns the host pools.
-        device_pages: hands out the pages of the device pools.
-        block_pages: pages of one block.
+        device_pages: hands out the pages of the device pools, for each index space.
+        block_pages: pages of one block in the anchor's index space.
         policy: when blocks are backed up.
     """
 
     def __init__(
-        self, controller: Controller, device_pages: PageAllocator, block_pages: int, policy: Policy
+        self,
+        controller: Controller,
+        device_pages: Mapping[str, PageAllocator],
+        block_pages: int,
+        policy: Policy,
     ) -> None:
         self.index = PrefixIndex()
         self._controller = controller
-        self._device = device_pages
-        self._host = controller.group.allocator(controller.group.anchor_space)
-        self._block_pages = block_pages
         self._policy = policy
+        group = controller.group
+        self._anchor = group.anchor_space
+        self.device = Store(self.index.device, device_pages[self._anchor], block_pages)
+        self.host = Store(self.index.host, group.allocator(self._anchor), block_pages)
+        block_slots = block_pages * group.allocator(self._anchor).space.page_slots
+        self.others: dict[str, SecondSpace] = {}
+        self._locks: dict[str, Counter[Key]] = {}
+        for name, host_pages in group.allocators.items():
+            if name != self._anchor:
+                self._add_space(name, device_pages[name], host_pages, block_slots)
+
+    def _add_space(
+        self, name: str, device_pages: PageAllocator, host_pages: PageAllocator, block_slots: int
+    ) -> None:
+        kept = retention(host_pages.space, block_slots)
+        locks = self._locks[name] = Counter()
+        space = self.others[name] = SecondSpace(
+            name=name,
+            retention=kept,
+            device=Store(Tier(locks), device_pages, kept.block_pages),
+            host=Store(Tier(locks), host_pages, kept.block_pages),
+        )
+        self.device.riders.append(space.device)
+        self.host.riders.append(space.host)
 
     def admit(self, keys: Sequence[Key]) -> Admission:
         """Match a request, give it device pages and start to load what the host has.
@@ -75,39 +138,107 @@ class HierarchicalCache:
             CapacityError: it has more blocks than the device can free; nothing has changed.
             TransferError: the load was refused; nothing has changed but what was given up for room.
         """
-        match = self.index.match(keys)
-        missing = len(keys) - match.device_blocks
+        found = self.index.match(keys)
+        match = self._usable(keys, found)
+        resident = found.device_blocks
+        missing = len(keys) - resident
         self.index.lock(keys)
-        fresh = self._room(self.index.device, self._device, missing, at_least=missing)
+        fresh = self.device.room(missing, at_least=missing)
         if len(fresh) < missing:
             self.index.unlock(keys)
             raise CapacityError(
                 who="cache",
                 got=f"a request of {len(keys)} blocks",
-                expected=f"at most {len(self.index.device) + self._device.free_pages // self._block_pages}",
+                expected=f"at most {len(self.index.device) + self.device.free_blocks}",
                 remedy="Give the device more blocks, or split the request.",
             )
-        resident = [self.index.device.pages(key) for key in keys[: match.device_blocks]]
-        pages = np.concatenate([*resident, fresh.ravel()]).reshape(-1, self._block_pages)
-        stop = match.device_blocks + match.host_blocks
-        hits = [self.index.host.pages(key) for key in keys[match.device_blocks : stop]]
+        there = [self.index.device.pages(key) for key in keys[:resident]]
+        pages = np.concatenate([*there, fresh.ravel()]).reshape(-1, self.device.block_pages)
+        usable = match.device_blocks + match.host_blocks
+        others: dict[str, SpaceAdmission] = {}
         try:
-            load = self._controller.load(
-                self._slots(np.concatenate(hits) if hits else np.empty(0, dtype=np.int64)),
-                self._slots(pages[match.device_blocks : stop].ravel()),
-            )
+            for name, space in self.others.items():
+                others[name] = self._admit_in(space, keys, usable)
+            load = self._load(keys, pages, range(match.device_blocks, usable), others)
         except BaseException:
-            self._give_back(self._device, fresh)
-            self.index.unlock(keys)
+            self.device.give_back(fresh)
+            for name, mine in others.items():
+                for placed in (mine.loaded, mine.computed):
+                    self.others[name].device.give_back(placed.pages)
+            self._unlock(keys, others)
             raise
-        return Admission(keys=keys, match=match, pages=pages, load=load)
+        return Admission(
+            keys=keys, match=match, resident_blocks=resident, pages=pages, load=load, others=others
+        )
+
+    def _usable(self, keys: Sequence[Key], found: Match, *, host: bool = True) -> Match:
+        """The longest part of a match of which every other index space has what it needs."""
+        longest = found.device_blocks + found.host_blocks
+        usable = next(
+            blocks
+            for blocks in range(longest, -1, -1)
+            if all(space.restorable(keys, blocks, host=host) for space in self.others.values())
+        )
+        device = min(found.device_blocks, usable)
+        return Match(device_blocks=device, host_blocks=usable - device)
+
+    def _admit_in(self, space: SecondSpace, keys: Sequence[Key], usable: int) -> SpaceAdmission:
+        """Give a request device pages of another index space: for what it loads, then for what it computes."""
+        resident, kept = space.device.tier, space.retention
+        needed = kept.needed(usable)
+        load = [at for at in needed if keys[at] not in resident]
+        compute = [at for at in kept.kept(len(keys)) if at >= usable and keys[at] not in resident]
+        used = [keys[at] for at in needed]
+        self._locks[space.name].update(used)
+        pages = space.device.room(len(load) + len(compute), at_least=len(load))
+        if len(pages) < len(load):
+            self._locks[space.name] -= Counter(used)
+            raise CapacityError(
+                who="cache",
+                got=f"{len(load)} blocks to load into index space '{space.name}'",
+                expected=f"at most {space.device.free_blocks} beside what other requests use",
+                remedy=f"Give index space '{space.name}' more device pages.",
+            )
+        # Where room is short, the end of the request is worth more than its start.
+        compute = compute[len(load) + len(compute) - len(pages) :]
+        return SpaceAdmission(
+            used=used,
+            loaded=Placed(at=load, pages=pages[: len(load)]),
+            computed=Placed(at=compute, pages=pages[len(load) :]),
+        )
+
+    def _load(
+        self, keys: Sequence[Key], pages: Int64Array, loaded: range, others: Mapping[str, SpaceAdmission]
+    ) -> Ticket:
+        return self._controller.load(
+            _pages_of(self.index.host, (keys[at] for at in loaded)),
+            pages[loaded.start : loaded.stop].ravel(),
+            others={
+                name: (
+                    _pages_of(self.others[name].host.tier, (keys[at] for at in mine.loaded.at)),
+                    mine.loaded.pages.ravel(),
+                )
+                for name, mine in others.items()
+            },
+            numbers=page_numbers,
+        )
 
     def land(self, admission: Admission) -> None:
         """Wait for the load; where it failed, nothing of it is a hit and the error is in its ticket."""
         try:
             admission.load.wait()
         except TransferError:
-            admission.match = Match(device_blocks=admission.match.device_blocks, host_blocks=0)
+            keys = admission.keys
+            on_device = Match(device_blocks=admission.match.device_blocks, host_blocks=0)
+            admission.match = self._usable(keys, on_device, host=False)
+            for name, mine in admission.others.items():
+                again = [at >= admission.match.device_blocks for at in mine.loaded.at]
+                self.others[name].device.give_back(mine.loaded.pages[np.logical_not(again)])
+                mine.computed = Placed(
+                    at=[at for at, kept in zip(mine.loaded.at, again, strict=True) if kept] + mine.computed.at,
+                    pages=np.concatenate([mine.loaded.pages[again], mine.computed.pages]),
+                )
+                mine.loaded = Placed()
 
     def commit(self, admission: Admission) -> None:
         """Make all blocks resident on the device and start the backups that the policy wants.
@@ -119,68 +250,97 @@ class HierarchicalCache:
             TransferError: the backup was refused; the blocks are resident on the device and count as dropped.
         """
         keys = admission.keys
-        for position, key in enumerate(keys[admission.match.device_blocks :], admission.match.device_blocks):
-            if key in self.index.device:
-                self._give_back(self._device, admission.pages[position])
-                admission.pages[position] = self.index.device.pages(key)
-            else:
-                self.index.device.insert(key, admission.pages[position])
-        wanted = self._policy.to_back_up(keys, self.index.host)
-        host_pages = self._room(self.index.host, self._host, len(wanted))
-        admission.dropped_blocks = len(wanted) - len(host_pages)
-        chosen = wanted[: len(host_pages)]
-        if not chosen:
-            return
-        try:
-            admission.backup = self._controller.backup(
-                self._slots(host_pages.ravel()), self._slots(admission.pages[chosen].ravel())
+        for position, key in enumerate(keys[admission.resident_blocks :], admission.resident_blocks):
+            self.device.keep(key, admission.pages[position])
+            admission.pages[position] = self.index.device.pages(key)
+        for name, mine in admission.others.items():
+            for placed in (mine.loaded, mine.computed):
+                for at, pages in zip(placed.at, placed.pages, strict=True):
+                    self.others[name].device.keep(keys[at], pages)
+        admission.backed_up = self._host_room(
+            admission, self._anchor, self.host, self._policy.to_back_up(keys, self.index.host)
+        )
+        for name, mine in admission.others.items():
+            mine.backed_up = self._host_room(
+                admission, name, self.others[name].host, self._wanted(admission, self.others[name])
             )
-        except BaseException:
-            self._give_back(self._host, host_pages)
-            admission.dropped_blocks = len(wanted)
-            raise
-        admission.backed_up, admission.host_pages = chosen, host_pages
+        if admission.backed_up.at or any(mine.backed_up.at for mine in admission.others.values()):
+            try:
+                admission.backup = self._back_up(admission)
+            except BaseException:
+                self._drop_backup(admission)
+                raise
+
+    def _wanted(self, admission: Admission, space: SecondSpace) -> list[int]:
+        """Positions of the blocks whose pages of another index space go to the host, beside the anchor's."""
+        keys, going = admission.keys, set(admission.backed_up.at)
+        kept = space.retention.kept(len(keys))
+        return [
+            at
+            for at in self._policy.to_back_up(keys, space.host.tier)
+            if at in kept and keys[at] in space.device.tier and (at in going or keys[at] in self.index.host)
+        ]
+
+    def _host_room(self, admission: Admission, name: str, host: Store, wanted: list[int]) -> Placed:
+        pages = host.room(len(wanted))
+        admission.dropped[name] += len(wanted) - len(pages)
+        return Placed(at=wanted[: len(pages)], pages=pages)
+
+    def _back_up(self, admission: Admission) -> Ticket:
+        keys, out = admission.keys, admission.backed_up
+        return self._controller.backup(
+            out.pages.ravel(),
+            admission.pages[out.at].ravel(),
+            others={
+                name: (
+                    mine.backed_up.pages.ravel(),
+                    _pages_of(self.others[name].device.tier, (keys[at] for at in mine.backed_up.at)),
+                )
+                for name, mine in admission.others.items()
+            },
+            numbers=page_numbers,
+        )
 
     def settle(self, admission: Admission) -> None:
         """Wait for the backups; a failed one is no backup: its host pages are given back."""
+        keys = admission.keys
         if admission.backup is not None:
             try:
                 admission.backup.wait()
             except TransferError:
-                self._give_back(self._host, admission.host_pages)
-                admission.dropped_blocks += len(admission.backed_up)
+                self._drop_backup(admission)
             else:
-                for position, pages in zip(admission.backed_up, admission.host_pages, strict=True):
-                    self._keep_on_host(admission.keys[position], pages)
-        self.index.touch(admission.keys)
-        self.index.unlock(admission.keys)
+                _keep(self.host, keys, admission.backed_up)
+                for name, mine in admission.others.items():
+                    _keep(self.others[name].host, keys, mine.backed_up)
+        self.index.touch(keys)
+        for space in self.others.values():
+            # The other way round: the end of a request is what a longer one needs.
+            space.device.tier.touch(keys[::-1])
+            space.host.tier.touch(keys[::-1])
+        self._unlock(keys, admission.others)
 
-    def _keep_on_host(self, key: Key, pages: Int64Array) -> None:
-        if key in self.index.host:
-            # The backup of another request came first.
-            self._give_back(self._host, pages)
-        else:
-            self.index.host.insert(key, pages)
+    def _drop_backup(self, admission: Admission) -> None:
+        """Give the host pages of a backup that failed back, and count its blocks as dropped."""
+        self.host.give_back(admission.backed_up.pages)
+        admission.dropped[self._anchor] += len(admission.backed_up.at)
+        admission.backed_up = Placed()
+        for name, mine in admission.others.items():
+            self.others[name].host.give_back(mine.backed_up.pages)
+            admission.dropped[name] += len(mine.backed_up.at)
+            mine.backed_up = Placed()
 
-    def _room(self, tier: Tier, allocator: PageAllocator, blocks: int, at_least: int = 0) -> Int64Array:
-        """Pages for ``blocks`` blocks, or for as many as fit: int64[n, block_pages].
+    def _unlock(self, keys: Sequence[Key], others: Mapping[str, SpaceAdmission]) -> None:
+        self.index.unlock(keys)
+        for name, mine in others.items():
+            self._locks[name] -= Counter(mine.used)
 
-        Where that are fewer than ``at_least``, there are none and nothing is given up.
-        """
-        free = allocator.free_pages // self._block_pages
-        victims = tier.victims(blocks - free)
-        count = min(blocks, free + len(victims))
-        if count < at_least:
-            count, victims = 0, []
-        freed = tier.evict(victims)
-        if freed:
-            # In ascending order, so that pages handed out together are neighbours again.
-            allocator.give_back(np.sort(np.concatenate(freed)))
-        pages = allocator.allocate_pages(count * self._block_pages) if count else None
-        return (np.empty(0, dtype=np.int64) if pages is None else pages).reshape(-1, self._block_pages)
 
-    def _give_back(self, allocator: PageAllocator, pages: Int64Array) -> None:
-        allocator.give_back(pages.ravel())
+def _pages_of(tier: Tier, keys: Iterable[Key]) -> Int64Array:
+    """The pages of some resident blocks: int64[n]."""
+    return np.concatenate([np.empty(0, dtype=np.int64), *(tier.pages(key).ravel() for key in keys)])
 
-    def _slots(self, pages: Int64Array) -> Int64Array:
-        return slots_of(pages, self._device.space.page_slots)
+
+def _keep(store: Store, keys: Sequence[Key], placed: Placed) -> None:
+    for at, pages in zip(placed.at, placed.pages, strict=True):
+        store.keep(keys[at], pages)

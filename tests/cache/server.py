@@ -106,7 +106,7 @@ class Server:
         self.device = PageAllocator(spec.index_space, self.device_pages + 1, reserved=1, who="device")
         self.host = self.controller.group.allocator("full")
         self.cache = HierarchicalCache(
-            self.controller, self.device, BLOCK_PAGES, policy_named("write_through")
+            self.controller, {"full": self.device}, BLOCK_PAGES, policy_named("write_through")
         )
         self.progress: list[Progress] = []
 
@@ -182,7 +182,7 @@ class Server:
             if not one.committed:
                 device.extend(admission.pages[admission.match.device_blocks :])
             elif admission.backup is not None:
-                host.extend(admission.host_pages)
+                host.extend(admission.backed_up.pages)
         for owned, allocator, pages in (
             (device, self.device, self.device_pages),
             (host, self.host, self.host_pages),

@@ -1,0 +1,149 @@
+"""Room for blocks: the resident blocks of one index space in one tier, and the pages they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from attrs import field, frozen
+
+from hicache_core.cache.index import Key, Tier
+from hicache_core.memory.slots import Int64Array, PageAllocator
+from hicache_core.spec import IndexSpace, Reuse
+
+
+class Store:
+    """The blocks of one index space that one tier holds.
+
+    Args:
+        tier: which blocks are resident, oldest first.
+        allocator: hands out their pages.
+        block_pages: pages of one block in this space.
+    """
+
+    def __init__(self, tier: Tier, allocator: PageAllocator, block_pages: int) -> None:
+        self.tier = tier
+        self.allocator = allocator
+        self.block_pages = block_pages
+        self.riders: list[Store] = []
+        """Stores of other spaces whose blocks are worth nothing without this one's."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks for which pages are free."""
+        return self.allocator.free_pages // self.block_pages
+
+    def room(self, blocks: int, at_least: int = 0) -> Int64Array:
+        """Pages for ``blocks`` blocks, or for as many as fit: int64[n, block_pages].
+
+        The oldest blocks that no request uses are given up for it. Where that are fewer than ``at_least``,
+        there are none and nothing is given up.
+        """
+        free = self.free_blocks
+        victims = self.tier.victims(blocks - free)
+        count = min(blocks, free + len(victims))
+        if count < at_least:
+            count, victims = 0, []
+        self.drop(victims)
+        pages = self.allocator.allocate_pages(count * self.block_pages) if count else None
+        return (np.empty(0, dtype=np.int64) if pages is None else pages).reshape(-1, self.block_pages)
+
+    def drop(self, keys: Sequence[Key]) -> None:
+        """Give up those of some blocks that are resident, and what rides on them."""
+        freed = self.tier.evict([key for key in keys if key in self.tier])
+        if freed:
+            # In ascending order, so that pages handed out together are neighbours again.
+            self.allocator.give_back(np.sort(np.concatenate(freed)))
+        for rider in self.riders:
+            rider.drop(keys)
+
+    def keep(self, key: Key, pages: Int64Array) -> None:
+        """Make a block resident; where another request was first, its pages stand and these are given back."""
+        if key in self.tier:
+            self.give_back(pages)
+        else:
+            self.tier.insert(key, pages)
+
+    def give_back(self, pages: Int64Array) -> None:
+        """Take back pages that no resident block has."""
+        self.allocator.give_back(pages.ravel())
+
+
+@frozen(kw_only=True)
+class Retention:
+    """What a block keeps of an index space, and what a prefix of blocks needs of it.
+
+    Args:
+        block_pages: pages that a block keeps.
+        needed_blocks: a prefix needs the pages of so many of its last blocks.
+        leaf_only: whether only the last block of a request keeps pages, else every block.
+    """
+
+    block_pages: int
+    needed_blocks: int
+    leaf_only: bool = False
+
+    def needed(self, blocks: int) -> range:
+        """Positions of the blocks whose pages a prefix of ``blocks`` blocks needs."""
+        return range(max(blocks - self.needed_blocks, 0), blocks)
+
+    def kept(self, blocks: int) -> range:
+        """Positions of the blocks that keep pages in a request of ``blocks`` blocks."""
+        return range(max(blocks - 1, 0) if self.leaf_only else 0, blocks)
+
+
+class _Rule(Protocol):
+    def __call__(self, space: IndexSpace, block_slots: int) -> Retention: ...
+
+
+def _all_pages(space: IndexSpace, block_slots: int) -> Retention:
+    return Retention(block_pages=-(-block_slots // space.page_slots), needed_blocks=1 << 62)
+
+
+def _trailing_pages(space: IndexSpace, block_slots: int) -> Retention:
+    window = space.window_slots or 0
+    pages = -(-min(window, block_slots) // space.page_slots)
+    return Retention(block_pages=pages, needed_blocks=-(-window // block_slots))
+
+
+def _leaf(space: IndexSpace, block_slots: int) -> Retention:
+    return Retention(block_pages=1, needed_blocks=1, leaf_only=True)
+
+
+_RULES: Mapping[Reuse, _Rule] = {
+    Reuse.ALL_PAGES: _all_pages,
+    Reuse.TRAILING_PAGES: _trailing_pages,
+    Reuse.LEAF: _leaf,
+}
+
+
+def retention(space: IndexSpace, block_slots: int) -> Retention:
+    """What blocks of ``block_slots`` token slots keep of an index space.
+
+    A window keeps only the pages that its end covers; a checkpoint stands for the prefix that ends there.
+    """
+    return _RULES[space.reuse](space, block_slots)
+
+
+@frozen(kw_only=True, eq=False)
+class SecondSpace:
+    """An index space beside the anchor's: its blocks may come and go alone.
+
+    Args:
+        name: name of the space.
+        retention: what blocks keep of it.
+        device, host: its resident blocks.
+    """
+
+    name: str
+    retention: Retention
+    device: Store = field()
+    host: Store = field()
+
+    def restorable(self, keys: Sequence[Key], blocks: int, *, host: bool = True) -> bool:
+        """Whether what the first ``blocks`` of ``keys`` need is resident, on the host as well if asked."""
+        return all(
+            keys[at] in self.device.tier or (host and keys[at] in self.host.tier)
+            for at in self.retention.needed(blocks)
+        )
