@@ -58,6 +58,7 @@ class Admission:
     Args:
         keys: its blocks, root first.
         match: what of it can be used: resident, and with what every index space needs of it.
+        cut_blocks: resident blocks after these that lack what another index space needs of them.
         resident_blocks: leading blocks on the device, usable or not; their pages stay where they are.
         pages: int64[blocks, block_pages], the device pages of its blocks.
         load: the ticket of its load.
@@ -69,6 +70,7 @@ class Admission:
 
     keys: Sequence[Key]
     match: Match
+    cut_blocks: int
     resident_blocks: int
     pages: Int64Array
     load: Ticket
@@ -168,8 +170,20 @@ class HierarchicalCache:
             self._unlock(keys, others)
             raise
         return Admission(
-            keys=keys, match=match, resident_blocks=resident, pages=pages, load=load, others=others
+            keys=keys,
+            match=match,
+            cut_blocks=resident + found.host_blocks - usable,
+            resident_blocks=resident,
+            pages=pages,
+            load=load,
+            others=others,
         )
+
+    def stores(self, space: str) -> tuple[Store, Store]:
+        """The blocks of an index space on the device and on the host."""
+        if space == self._anchor:
+            return self.device, self.host
+        return self.others[space].device, self.others[space].host
 
     def _usable(self, keys: Sequence[Key], found: Match, *, host: bool = True) -> Match:
         """The longest part of a match of which every other index space has what it needs."""
@@ -183,7 +197,7 @@ class HierarchicalCache:
         return Match(device_blocks=device, host_blocks=usable - device)
 
     def _admit_in(self, space: SecondSpace, keys: Sequence[Key], usable: int) -> SpaceAdmission:
-        """Give a request device pages of another index space: for what it loads, then for what it computes."""
+        """Give a request device pages of another index space, for what it loads and what it computes."""
         resident, kept = space.device.tier, space.retention
         needed = kept.needed(usable)
         load = [at for at in needed if keys[at] not in resident]
@@ -232,11 +246,12 @@ class HierarchicalCache:
             on_device = Match(device_blocks=admission.match.device_blocks, host_blocks=0)
             admission.match = self._usable(keys, on_device, host=False)
             for name, mine in admission.others.items():
-                again = [at >= admission.match.device_blocks for at in mine.loaded.at]
-                self.others[name].device.give_back(mine.loaded.pages[np.logical_not(again)])
+                again = sum(at >= admission.match.device_blocks for at in mine.loaded.at)
+                first = len(mine.loaded.at) - again
+                self.others[name].device.give_back(mine.loaded.pages[:first])
                 mine.computed = Placed(
-                    at=[at for at, kept in zip(mine.loaded.at, again, strict=True) if kept] + mine.computed.at,
-                    pages=np.concatenate([mine.loaded.pages[again], mine.computed.pages]),
+                    at=mine.loaded.at[first:] + mine.computed.at,
+                    pages=np.concatenate([mine.loaded.pages[first:], mine.computed.pages]),
                 )
                 mine.loaded = Placed()
 

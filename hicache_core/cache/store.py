@@ -59,7 +59,7 @@ class Store:
             rider.drop(keys)
 
     def keep(self, key: Key, pages: Int64Array) -> None:
-        """Make a block resident; where another request was first, its pages stand and these are given back."""
+        """Make a block resident; where it is already, its pages stand and these are given back."""
         if key in self.tier:
             self.give_back(pages)
         else:

@@ -27,6 +27,14 @@ _OPTIONS = (
     click.option("--host-blocks", required=True, type=_positive, help="Blocks that the host holds."),
     click.option("--page-size", "page_slots", type=_positive, help="Slots of a page, where open."),
     click.option("--policy", type=click.Choice(list(POLICIES)), default="write_through"),
+    click.option(
+        "--swa-pages",
+        type=_positive,
+        help="Device pages of a window's index space; as many as the blocks can have where left out.",
+    ),
+    click.option(
+        "--state-slots", type=_positive, help="Device slots of a state's index space; 16 where left out."
+    ),
     click.option("--layers", type=_positive, help="Keep the first N layers of each pool's own list."),
     click.option(
         "--tokens-per-block",
@@ -110,6 +118,7 @@ def _print(result: dict[str, Any]) -> None:
         ("blocks referenced", f"{result['blocks']['referenced']:,}"),
         ("hits on the device, blocks", f"{result['hits']['device_blocks']:,}"),
         ("hits on the host, blocks", f"{result['hits']['host_blocks']:,}"),
+        ("hits cut, blocks without window or state", f"{result['hits']['cut_blocks']:,}"),
         ("bytes device to host", f"{result['bytes']['device_to_host']:,}"),
         ("bytes host to device", f"{result['bytes']['host_to_device']:,}"),
         ("loaded bytes compared", f"{result['verified_bytes']:,}"),

@@ -39,7 +39,9 @@ def named(*parts: object) -> np.uint64:
     return np.uint64(int.from_bytes(digest, "little"))
 
 
-def block_page_keys(seed: int, session: str, blocks: Int64Array, block_pages: int) -> Uint64Array:
+def block_page_keys(
+    seed: int, session: str, blocks: Int64Array, block_pages: int, space: str = ""
+) -> Uint64Array:
     """The key of each page of some blocks: uint64[len(blocks), block_pages].
 
     Args:
@@ -47,8 +49,9 @@ def block_page_keys(seed: int, session: str, blocks: Int64Array, block_pages: in
         session: the namespace of the block ids.
         blocks: int64[n], block ids.
         block_pages: pages of one block.
+        space: name of the index space, where a block has pages in several.
     """
-    salt = named("page", seed, session)
+    salt = named("page", seed, session, *filter(None, [space]))
     of_block = mixed(blocks.astype(np.uint64) ^ salt)
     in_block: Uint64Array = np.arange(block_pages, dtype=np.uint64)
     return mixed(np.add(of_block[:, None], in_block, dtype=np.uint64))

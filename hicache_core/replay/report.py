@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from attrs import asdict, define, field
 
 from hicache_core.replay.setup import Assembly, ReplayConfig
 
-SCHEMA = "hicache.replay/1"
+SCHEMA = "hicache.replay/2"
 
 
 @define(kw_only=True)
@@ -30,14 +31,20 @@ class Report:
     blocks_referenced: int = 0
     hits_device_blocks: int = 0
     hits_host_blocks: int = 0
+    hits_cut_blocks: int = 0
     bytes_device_to_host: int = 0
     bytes_host_to_device: int = 0
     verified_bytes: int = 0
     swept_bytes: int = 0
     mismatches: int = 0
-    dropped_blocks: int = 0
+    dropped: Counter[str] = field(factory=Counter)
     failed_transfers: int = 0
     seconds: dict[str, float] = field(factory=dict)
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Blocks that should have been backed up and were not, over all index spaces."""
+        return self.dropped.total()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -65,6 +72,7 @@ class Report:
                 {
                     "pool": spec.pool,
                     "family": spec.family,
+                    "index_space": spec.index_space.name,
                     "layers": spec.layer_count,
                     "row_bytes": {b.name: b.row_bytes for b in spec.buffers},
                 }
@@ -75,7 +83,11 @@ class Report:
             "requests": self.requests,
             "requests_too_large": self.requests_too_large,
             "blocks": {"referenced": self.blocks_referenced},
-            "hits": {"device_blocks": self.hits_device_blocks, "host_blocks": self.hits_host_blocks},
+            "hits": {
+                "device_blocks": self.hits_device_blocks,
+                "host_blocks": self.hits_host_blocks,
+                "cut_blocks": self.hits_cut_blocks,
+            },
             "bytes": {
                 "device_to_host": self.bytes_device_to_host,
                 "host_to_device": self.bytes_host_to_device,
@@ -84,6 +96,7 @@ class Report:
             "swept_bytes": self.swept_bytes,
             "mismatches": self.mismatches,
             "dropped_blocks": self.dropped_blocks,
+            "dropped_blocks_by_space": dict(self.dropped),
             "failed_transfers": self.failed_transfers,
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "gigabytes_per_second": {

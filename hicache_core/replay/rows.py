@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.pool import DevicePool, HostBuffer, HostPool
 from hicache_core.replay.content import Int64Array, LayerContent, Uint64Array, page_pattern
-from hicache_core.replay.setup import Assembly
+from hicache_core.spec import PoolSpec
 
 POISON = 0xA5
 _CHUNK_BYTES = 16 << 20
@@ -55,20 +55,24 @@ class PageLog:
 
 
 class ReplayRows:
-    """Device rows of all pools, poisoned at first.
+    """Device rows of the pools of one index space, poisoned at first.
 
     Args:
-        assembly: the pools.
+        model: id of the model.
+        specs: the declarations of the pools.
         runtime: where the rows are allocated.
         pages: pages of the device tier, guards included.
         device: ordinal of the device.
     """
 
-    def __init__(self, assembly: Assembly, runtime: DeviceRuntime, pages: int, device: int = 0) -> None:
+    def __init__(
+        self, model: str, specs: Sequence[PoolSpec], runtime: DeviceRuntime, pages: int, device: int = 0
+    ) -> None:
         self.device_pools: list[DevicePool] = []
+        self.page_bytes = sum(spec.page_bytes for spec in specs)
         self._contents: list[tuple[torch.Tensor, LayerContent]] = []
         self._by_name: dict[tuple[str, str], list[LayerContent]] = {}
-        for spec in assembly.specs:
+        for spec in specs:
             layers = {}
             for buffer in spec.buffers:
                 page_bytes = buffer.row_bytes * spec.page_rows
@@ -78,7 +82,7 @@ class ReplayRows:
                 rows = slab.view(series, pages * spec.page_rows, buffer.row_bytes)
                 pattern = page_pattern(page_bytes, slab.device)
                 contents = [
-                    LayerContent(assembly.model, spec.pool, buffer.name, layer, page_bytes, pattern)
+                    LayerContent(model, spec.pool, buffer.name, layer, page_bytes, pattern)
                     for layer in spec.layer_ids[:series]
                 ]
                 layers[buffer.name] = list(rows.unbind(0))
@@ -110,7 +114,7 @@ class ReplayRows:
                 wrong += int(torch.count_nonzero(found != POISON))
         return wrong
 
-    def sweep_host(self, pools: tuple[HostPool, ...], log: PageLog) -> int:
+    def sweep_host(self, pools: Sequence[HostPool], log: PageLog) -> int:
         """Wrong bytes of all host memory, as :meth:`sweep_device`."""
         wrong = 0
         for pool in pools:
@@ -130,7 +134,7 @@ def _chunks(pages: Int64Array, page_bytes: int) -> Iterator[Int64Array]:
         yield pages[first : first + step]
 
 
-def poison_host(pools: tuple[HostPool, ...]) -> None:
+def poison_host(pools: Sequence[HostPool]) -> None:
     """Fill all host memory with the poison."""
     for pool in pools:
         for buffer in pool.buffers:

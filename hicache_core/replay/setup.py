@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from hicache_core.cache.store import Retention, retention
 from hicache_core.compat import Query, solve
 from hicache_core.errors import CapacityError
 from hicache_core.models import Variant, load_model
-from hicache_core.models.entries import PoolEntry
 from hicache_core.plugins import PluginRegistry
-from hicache_core.spec import Platform, PoolSpec, platform_named
+from hicache_core.spec import IndexSpace, Platform, PoolSpec, Reuse, platform_named
 from hicache_core.spec.checks import whole
 
 
@@ -24,6 +24,9 @@ class ReplayConfig:
         io_backend, layout: how rows move and lie.
         policy: when blocks are backed up.
         device_blocks, host_blocks: blocks that each tier holds.
+        swa_pages: device pages of an index space of windows; None for as many as the blocks can have. The
+            host has as many more as it has blocks.
+        state_slots: device slots of an index space of checkpoints; None for STATE_SLOTS.
         page_slots: slots of a page, where the model leaves it open.
         layers: layers that each pool keeps; None for all.
         block_tokens: tokens that one block of the trace stands for; None for the trace's own figure.
@@ -40,12 +43,34 @@ class ReplayConfig:
     policy: str = "write_through"
     device_blocks: int = field(validator=whole(1))
     host_blocks: int = field(validator=whole(1))
+    swa_pages: int | None = field(default=None, validator=whole(1, or_none=True))
+    state_slots: int | None = field(default=None, validator=whole(1, or_none=True))
     page_slots: int | None = field(default=None, validator=whole(1, or_none=True))
     layers: int | None = field(default=None, validator=whole(1, or_none=True))
     block_tokens: int | None = field(default=None, validator=whole(1, or_none=True))
     limit: int | None = field(default=None, validator=whole(1, or_none=True))
     seed: int = 0
     device: str = "sim"
+
+
+STATE_SLOTS = 16
+"""Device slots of checkpoints where the operator says nothing: one may take hundreds of megabytes."""
+
+
+@frozen(kw_only=True)
+class SpaceSize:
+    """How many pages of an index space a replay has.
+
+    Args:
+        space: the space.
+        retention: what a block keeps of it.
+        device_pages, host_pages: usable pages of each tier, whole blocks.
+    """
+
+    space: IndexSpace
+    retention: Retention
+    device_pages: int
+    host_pages: int
 
 
 @frozen(kw_only=True)
@@ -77,26 +102,47 @@ class Assembly:
     left_out: tuple[LeftOut, ...]
 
     @property
-    def page_slots(self) -> int:
-        """Slots of a page."""
-        return self.specs[0].index_space.page_slots
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page of all pools, all layers."""
-        return sum(spec.page_bytes for spec in self.specs)
+    def anchor_space(self) -> IndexSpace:
+        """The index space of the anchor."""
+        return next(spec.index_space for spec in self.specs if spec.anchor)
 
     def block_pages(self, block_tokens: int) -> int:
-        """Pages of one block; at least one, a partial page counts as a full one."""
-        return -(-block_tokens // self.page_slots)
+        """Pages of one block of the anchor's space; at least one, a partial page counts as a full one."""
+        return -(-block_tokens // self.anchor_space.page_slots)
+
+    def specs_in(self, space: str) -> list[PoolSpec]:
+        """The declarations of the pools of an index space."""
+        return [spec for spec in self.specs if spec.index_space.name == space]
+
+    def sizes(self, config: ReplayConfig, block_tokens: int) -> dict[str, SpaceSize]:
+        """The pages of each index space, the anchor's first."""
+        anchor = self.anchor_space
+        spaces = {anchor.name: anchor, **{spec.index_space.name: spec.index_space for spec in self.specs}}
+        block_slots = self.block_pages(block_tokens) * anchor.page_slots
+        return {name: _size(config, space, retention(space, block_slots)) for name, space in spaces.items()}
 
 
-def _why_not(entry: PoolEntry, anchor_space: str, registry: PluginRegistry) -> str | None:
-    if entry.index_space != anchor_space:
-        return f"index space '{entry.index_space}' has slots of its own, which this version does not replay"
-    if entry.family not in registry.families:
-        return f"no installed plugin brings family '{entry.family}'"
-    return None
+def _size(config: ReplayConfig, space: IndexSpace, kept: Retention) -> SpaceSize:
+    asked = {
+        Reuse.ALL_PAGES: None,
+        Reuse.TRAILING_PAGES: config.swa_pages,
+        Reuse.LEAF: config.state_slots or STATE_SLOTS,
+    }[space.reuse]
+    blocks = config.device_blocks if asked is None else asked // kept.block_pages
+    if blocks < 1:
+        raise CapacityError(
+            who=f"index space '{space.name}'",
+            got=f"{asked} device pages",
+            expected=f"at least {kept.block_pages}, what one block keeps",
+            remedy="Give it more pages.",
+        )
+    host_blocks = -(-blocks * config.host_blocks // config.device_blocks)
+    return SpaceSize(
+        space=space,
+        retention=kept,
+        device_pages=blocks * kept.block_pages,
+        host_pages=host_blocks * kept.block_pages,
+    )
 
 
 def assemble(config: ReplayConfig, registry: PluginRegistry) -> Assembly:
@@ -110,15 +156,14 @@ def assemble(config: ReplayConfig, registry: PluginRegistry) -> Assembly:
     model = load_model(config.model)
     platform = platform_named(config.platform)
     variant = model.variant(config.variant, platform.name)
-    anchor_space = next(entry.index_space for entry in variant.pools if entry.anchor)
     specs, left_out = [], []
     for entry, geometry in zip(
         variant.pools, variant.geometries(config.page_slots, config.layers), strict=True
     ):
-        reason = _why_not(entry, anchor_space, registry)
-        if reason is None:
+        if entry.family in registry.families:
             specs.append(registry.spec(geometry))
         else:
+            reason = f"no installed plugin brings family '{entry.family}'"
             left_out.append(LeftOut(pool=entry.pool, reason=reason))
     if not any(spec.page_bytes for spec in specs):
         raise CapacityError(
