@@ -11,7 +11,7 @@ from hicache_core.compat import Path, PoolPlan
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.errors import BufferMismatchError
 from hicache_core.memory.addresses import Provenance
-from hicache_core.memory.host import MAX_REGISTRATION_BYTES, HostMemory
+from hicache_core.memory.host import MAX_REGISTRATION_BYTES, HostBuffer, HostMemory
 from hicache_core.memory.tables import (
     BufferTables,
     KernelTable,
@@ -19,7 +19,7 @@ from hicache_core.memory.tables import (
     host_kernel_table,
     host_table,
 )
-from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid, Strides
+from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid
 from hicache_core.transfer.staging import StagingRing
 from hicache_core.transfer.ways import CopyWay, KernelWay, PoolWays, StagedWay, Way
 
@@ -43,16 +43,6 @@ class DevicePool:
         """Whole pages that the shortest layer holds; None for a pool without rows."""
         rows = [layer.shape[0] for layers in self.layers.values() for layer in layers]
         return min(rows) // self.spec.page_rows if rows else None
-
-
-@frozen(kw_only=True, eq=False)
-class HostBuffer:
-    """The host rows of one buffer."""
-
-    spec: BufferSpec
-    grid: RowGrid
-    strides: Strides
-    memory: HostMemory
 
 
 @frozen(kw_only=True, eq=False)

@@ -9,10 +9,13 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
 from hicache_core.errors import AddressError, HostMemoryError, RegistrationError
 from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.tables import Segment
+from hicache_core.spec.layout import RowGrid, Strides
+from hicache_core.spec.pool import BufferSpec
 
 MAX_REGISTRATION_BYTES = 64 << 30
 
@@ -139,3 +142,13 @@ class HostMemory:
                 remedy="Give a page that the pool has.",
             )
         return self.view[offset : offset + nbytes]
+
+
+@frozen(kw_only=True, eq=False)
+class HostBuffer:
+    """The host rows of one buffer."""
+
+    spec: BufferSpec
+    grid: RowGrid
+    strides: Strides
+    memory: HostMemory
