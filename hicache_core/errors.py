@@ -161,6 +161,30 @@ class RegistrationError(HostMemoryError):
         super().__init__(who=who, got=got, expected=expected, remedy=remedy)
 
 
+class PageTypeError(HiCacheError):
+    """Memory given for flat pages is not contiguous uint8 on the CPU, or may not be written to."""
+
+    code = "page-type"
+
+
+class PageSizeError(HiCacheError):
+    """Memory given for flat pages has another size; no page was touched.
+
+    Attributes:
+        nbytes: its size.
+        expected_bytes: the size of the pages.
+    """
+
+    code = "page-size"
+
+    def __init__(
+        self, *, who: str, got: str, expected: str, remedy: str, nbytes: int, expected_bytes: int
+    ) -> None:
+        self.nbytes = nbytes
+        self.expected_bytes = expected_bytes
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
+
+
 class AddressError(HiCacheError):
     """An address leaves its range, or an address of one domain was used where another is needed."""
 

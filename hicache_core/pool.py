@@ -20,6 +20,7 @@ from hicache_core.memory.tables import (
     host_table,
 )
 from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid
+from hicache_core.storage import PageStorage
 from hicache_core.transfer.staging import StagingRing
 from hicache_core.transfer.ways import CopyWay, KernelWay, PoolWays, StagedWay, Way
 
@@ -215,11 +216,12 @@ class HostPool:
         try:
             for buffer in self.spec.buffers:
                 made.append(self._make(buffer, layout, max_registration_bytes))
+            self.buffers = tuple(made)
+            self.storage = PageStorage(self.spec, layout, pages, self.buffers)
         except BaseException:
             for host_buffer in reversed(made):
                 host_buffer.memory.destroy()
             raise
-        self.buffers = tuple(made)
 
     def _make(self, buffer: BufferSpec, layout: Layout, max_registration_bytes: int) -> HostBuffer:
         grid = RowGrid(

@@ -13,6 +13,7 @@ from hicache_core.spec.capability import (
 from hicache_core.spec.layout import IO_BACKENDS, LAYOUTS, Layout, RowGrid, Strides, layout_named
 from hicache_core.spec.platform import DEVICES, PLATFORMS, Alias, CopyKind, Platform, platform_named
 from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, Reuse, RowUnit, Span
+from hicache_core.spec.storage import StorageKey, page_format
 
 __all__ = [
     "DEVICES",
@@ -34,11 +35,13 @@ __all__ = [
     "RowGrid",
     "RowUnit",
     "Span",
+    "StorageKey",
     "Strides",
     "Verdict",
     "default_capabilities",
     "layout_named",
     "not_applicable",
+    "page_format",
     "platform_named",
     "supported",
     "unsupported",
