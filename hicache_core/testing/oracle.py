@@ -152,6 +152,58 @@ def expected_device_rows(
     return after
 
 
+@frozen(kw_only=True)
+class TokenShape:
+    """Where single tokens lie in the rows of a buffer.
+
+    Args:
+        row_tokens: tokens of one row.
+        spans: (offset, stride, nbytes) of each run of bytes that a token has in its row.
+    """
+
+    row_tokens: int = field(validator=_POSITIVE)
+    spans: tuple[tuple[int, int, int], ...]
+
+
+def copy_tokens(
+    host: Bytes,
+    device: Sequence[Bytes],
+    layout: str,
+    shape: HostShape,
+    tokens: TokenShape,
+    pairs: Iterable[tuple[int, int]],
+    layers: Iterable[int],
+    *,
+    to_host: bool,
+) -> None:
+    """Copy single tokens one after another, in place.
+
+    Args:
+        host: uint8[shape.nbytes], the host buffer.
+        device: for each layer, the device rows, uint8[rows, row_bytes].
+        layout: the layout of the host buffer.
+        shape: its rows.
+        tokens: where single tokens lie in them.
+        pairs: (host token, device token); one with a negative number is left out.
+        layers: the layers that move.
+        to_host: whether the host buffer is written, else the device rows are.
+    """
+    moved = [pair for pair in pairs if min(pair) >= 0]
+    for layer in layers:
+        for host_token, device_token in moved:
+            host_row, host_within = divmod(host_token, tokens.row_tokens)
+            device_row, device_within = divmod(device_token, tokens.row_tokens)
+            page, row = divmod(host_row, shape.page_rows)
+            start = host_offset(layout, shape, page=page, layer=layer, row=row)
+            for offset, stride, nbytes in tokens.spans:
+                first = start + offset + host_within * stride
+                in_host = host[first : first + nbytes]
+                first = offset + device_within * stride
+                in_device = device[layer][device_row][first : first + nbytes]
+                target, source = (in_host, in_device) if to_host else (in_device, in_host)
+                target[...] = source
+
+
 def first_difference(got: Bytes, expected: Bytes) -> str:
     """Where two arrays differ first, for an assertion's message; empty where every byte is equal."""
     if got.shape != expected.shape:

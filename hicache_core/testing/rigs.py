@@ -29,6 +29,8 @@ from hicache_core.testing.oracle import (
     Bytes,
     HostShape,
     PagePair,
+    TokenShape,
+    copy_tokens,
     distinct_bytes,
     distinct_rows,
     expected_device_rows,
@@ -239,6 +241,42 @@ class Rig(Generic[RuntimeT]):
             for rows, new in zip(device, loaded, strict=True):
                 rows[...] = new
             after["device", pool, buffer] = memory
+        return after
+
+    def after_tokens(
+        self,
+        before: Snapshot,
+        pairs: Sequence[tuple[int, int]],
+        layer: int | None = None,
+        *,
+        to_host: bool,
+    ) -> Snapshot:
+        """What the oracle says of every byte after copies of single tokens of the anchor.
+
+        Args:
+            before: every byte before them; not changed.
+            pairs: (host token, device token), left out where one is negative.
+            layer: the one layer that moves; None for all.
+            to_host: whether the host side is written.
+        """
+        after = {key: value.copy() for key, value in before.items()}
+        spec = self.controller.group.anchor.spec
+        for buffer in spec.buffers:
+            key = spec.pool, buffer.name
+            whole_row = ((0, buffer.row_bytes, buffer.row_bytes),)
+            copy_tokens(
+                after["host", *key],
+                self.device_rows[spec.pool][buffer.name].rows_in(after["device", *key]),
+                self.layout,
+                host_shape(self.controller.group.anchor, buffer),
+                TokenShape(
+                    row_tokens=buffer.row_tokens if buffer.spans else 1,
+                    spans=tuple((s.offset, s.stride, s.nbytes) for s in buffer.spans) or whole_row,
+                ),
+                pairs,
+                range(spec.layer_count) if layer is None else [layer],
+                to_host=to_host,
+            )
         return after
 
     def _shapes(

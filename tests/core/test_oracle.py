@@ -9,6 +9,8 @@ import pytest
 
 from hicache_core.testing.oracle import (
     HostShape,
+    TokenShape,
+    copy_tokens,
     distinct_bytes,
     distinct_rows,
     expected_device_rows,
@@ -75,6 +77,34 @@ def test_expected_device_rows_of_an_example(layout: str) -> None:
         [24, 25, 22, 23, 24, 25],
     ]
     assert DEVICE[0][0, 0] == 10
+
+
+def _two_token_rows() -> tuple[np.ndarray, list[np.ndarray]]:
+    """A host buffer of two pages and two layers, and two device rows a layer: distinct bytes, 8 a row."""
+    host = np.arange(32, dtype=np.uint8)
+    return host, [np.arange(first, first + 16, dtype=np.uint8).reshape(2, 8) for first in (100, 120)]
+
+
+# A row holds two tokens: a value of 2 bytes each at 0, a scale of 1 byte each at 4, and two bytes of padding.
+TWO_TOKENS = TokenShape(row_tokens=2, spans=((0, 2, 2), (4, 1, 1)))
+TOKEN_SHAPE = HostShape(pages=2, layers=2, page_rows=1, row_bytes=8)
+
+
+def test_a_token_backed_up_by_hand() -> None:
+    """Host token 3 is the second of page 1, from byte 24 in layer 1 where pages come first."""
+    host, device = _two_token_rows()
+    pairs = [(3, 0), (-1, 1), (2, -1)]
+    copy_tokens(host, device, "page_first", TOKEN_SHAPE, TWO_TOKENS, pairs, [1], to_host=True)
+    assert host.tolist() == [*range(26), 120, 121, 28, 124, 30, 31]
+
+
+def test_a_token_loaded_by_hand() -> None:
+    """The same token into the second of device row 0; layer 1 starts at byte 16 where layers come first."""
+    host, device = _two_token_rows()
+    copy_tokens(host, device, "layer_first", TOKEN_SHAPE, TWO_TOKENS, [(3, 1)], [0, 1], to_host=False)
+    assert host.tolist() == [*range(32)]
+    assert device[0].ravel().tolist() == [100, 101, 10, 11, 104, 13, *range(106, 116)]
+    assert device[1].ravel().tolist() == [120, 121, 26, 27, 124, 29, *range(126, 136)]
 
 
 def test_distinct_bytes_are_repeatable_and_distinct() -> None:
