@@ -129,6 +129,20 @@ class PairingError(IndicesError):
     code = "pairing"
 
 
+class UnsupportedTokensError(HiCacheError):
+    """A pool's tokens cannot be copied one by one, or not in the way that was asked for.
+
+    Attributes:
+        reason: code of the reason, that of the pool's ``token_granular`` where it is the declaration's.
+    """
+
+    code = "unsupported-tokens"
+
+    def __init__(self, *, who: str, got: str, expected: str, remedy: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
+
+
 class SlotError(HiCacheError):
     """Slots were asked for or given back in a way that breaks their ownership; nothing changed."""
 

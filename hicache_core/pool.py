@@ -22,6 +22,7 @@ from hicache_core.memory.tables import (
 from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid
 from hicache_core.storage import PageStorage
 from hicache_core.transfer.staging import StagingRing
+from hicache_core.transfer.tokens import TokenCopies
 from hicache_core.transfer.ways import CopyWay, KernelWay, PoolWays, StagedWay, Way
 
 
@@ -257,6 +258,10 @@ class HostPool:
             backup=_WAYS[plan.backup](self, ring, device, True),
             load=_WAYS[plan.load](self, ring, device, False),
         )
+
+    def token_copies(self, device: int = 0) -> TokenCopies:
+        """Copies of single tokens over ``device``; UnsupportedTokensError where the pool has none."""
+        return TokenCopies(self.spec, self.tables, self.runtime, device)
 
     def destroy(self) -> None:
         """Unregister and release the host memory; a second call does nothing."""

@@ -15,6 +15,7 @@ from attrs import validators as v
 from hicache_core.memory.addresses import HostRange, KernelRange
 from hicache_core.memory.tables import KernelTable
 from hicache_core.spec.platform import Platform
+from hicache_core.spec.pool import Span
 
 Int64Array = npt.NDArray[np.int64]
 Stream = Any
@@ -132,14 +133,41 @@ class MoveRows:
     layers: range = field(factory=lambda: range(0))
 
 
+@frozen(kw_only=True, eq=False)
+class MoveTokens:
+    """One launch of the token kernel: single tokens of some layers from one table to another.
+
+    Token t is token ``t % row_tokens`` of row ``t // row_tokens``, and row r is row ``r % page_rows`` of page
+    ``r // page_rows``. A pair of which either number is negative is skipped.
+
+    Args:
+        target, source: tables of the launching device; one of them covers host memory.
+        target_tokens, source_tokens: int64[n], contiguous token numbers, tensors of the device.
+        layers: the layers that move.
+        spans: where one token lies in a row, the same on both sides.
+        row_tokens: tokens of one row.
+    """
+
+    target: KernelTable = field(validator=v.instance_of(KernelTable))
+    source: KernelTable = field(validator=v.instance_of(KernelTable))
+    target_tokens: torch.Tensor
+    source_tokens: torch.Tensor
+    layers: range
+    spans: tuple[Span, ...]
+    row_tokens: int
+
+
 class Kernels(Protocol):
-    """The kernels of a runtime. They take tables and page numbers, never tensors of a pool."""
+    """The kernels of a runtime. They take tables and page or token numbers, never tensors of a pool."""
 
     def gather_units(self, launch: GatherUnits, stream: Stream) -> None:
         """Gather rows of the device into a run of device memory."""
 
     def move_rows(self, launch: MoveRows, stream: Stream) -> None:
         """Move pages between host and device through pointer tables."""
+
+    def move_tokens(self, launch: MoveTokens, stream: Stream) -> None:
+        """Move single tokens between host and device through pointer tables."""
 
 
 class DeviceRuntime(Protocol):

@@ -126,7 +126,7 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
             kernel_rows=nothing,
             kernel_pointer_domain=nothing,
             strided_copy=nothing,
-            token_granular=nothing,
+            token_granular=token_granular(spec),
             served_pairs=supported(SERVED_PAIRS),
         )
     kernels = _row_alignment(spec, KERNEL_ROW_ALIGNMENT, "a kernel")
@@ -139,14 +139,31 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
         kernel_rows=kernels,
         kernel_pointer_domain=supported("raw" if platform.alias is Alias.NONE else "device"),
         strided_copy=supported(),
-        token_granular=_token_granular(spec),
+        token_granular=token_granular(spec),
         served_pairs=supported(SERVED_PAIRS),
     )
 
 
-def _token_granular(spec: PoolSpec) -> Capability:
-    if all(spec.token_spans(buffer) for buffer in spec.buffers):
-        return supported(max(len(spec.token_spans(buffer)) for buffer in spec.buffers))
-    return unsupported(
-        "no-spans", "the bytes of one token within its rows are not declared", "Move whole pages."
-    )
+def token_granular(spec: PoolSpec) -> Capability:
+    """Whether a single token can be moved with all that the pool holds of it, from the declaration alone.
+
+    A buffer with one series of rows for all layers rules it out: a token of a layer would be half a token.
+    """
+    if not spec.buffers:
+        return not_applicable("the pool holds no bytes")
+    ranges = [len(spec.token_spans(buffer)) for buffer in spec.buffers]
+    if not all(ranges):
+        return unsupported(
+            "no-spans", "the bytes of one token within its rows are not declared", "Move whole pages."
+        )
+    if not all(buffer.per_layer for buffer in spec.buffers):
+        return unsupported(
+            "not-per-layer", "a buffer has one series of rows for all layers", "Move whole pages."
+        )
+    if len({spec.row_tokens(buffer) for buffer in spec.buffers}) > 1:
+        return unsupported(
+            "unequal-row-tokens",
+            "the rows of its buffers hold different numbers of tokens",
+            "Declare them as pools of their own.",
+        )
+    return supported(max(ranges))

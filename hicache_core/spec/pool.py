@@ -209,6 +209,10 @@ class PoolSpec:
             return (Span(offset=0, stride=buffer.row_bytes, nbytes=buffer.row_bytes),)
         return buffer.spans
 
+    def row_tokens(self, buffer: BufferSpec) -> int:
+        """Tokens of one row that :meth:`token_spans` names."""
+        return buffer.row_tokens if buffer.spans else 1
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: all layers of all buffers."""

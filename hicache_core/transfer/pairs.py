@@ -92,11 +92,8 @@ def page_pairs(
     if not rises:
         order = of_host.argsort()
         of_host, of_device = of_host[order], of_device[order]
-    if not host_is_target:
-        if not _ascends(of_device):
-            _refuse_twice(np.sort(of_device), who)
-    elif not rises:
-        _refuse_twice(of_host, who)
+    if not (rises and host_is_target):
+        refuse_twice(of_host if host_is_target else of_device, who, "pages")
     return PagePairs(of_host, of_device)
 
 
@@ -104,12 +101,16 @@ def _ascends(pages: Int64Array) -> bool:
     return len(pages) < 2 or all_true(pages[1:] > pages[:-1])
 
 
-def _refuse_twice(ordered: Int64Array, who: str) -> None:
-    same = ordered[1:] == ordered[:-1]
-    if np.count_nonzero(same):
+def refuse_twice(targets: Int64Array, who: str, unit: str) -> None:
+    """PairingError where one of ``targets`` (int64[n], CPU, ``unit`` in the plural) is there twice."""
+    if _ascends(targets):
+        return
+    ordered = np.sort(targets)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if twice.size:
         raise PairingError(
             who=who,
-            got=f"pages {ordered[1:][same][:8].tolist()} as a destination twice",
+            got=f"{unit} {twice[:8].tolist()} as a destination twice",
             expected="each destination once",
             remedy="Remove the duplicates.",
         )

@@ -55,7 +55,7 @@ class PoolWays:
         return self.spec.index_space.name
 
 
-def _copied_host_rows(tables: BufferTables, runtime: DeviceRuntime) -> HostTable | KernelTable:
+def copied_host_rows(tables: BufferTables, runtime: DeviceRuntime) -> HostTable | KernelTable:
     """The host rows as the runtime's copies want them: CPU addresses where every kind takes them."""
     takes_host = {CopyKind.TWO_D, CopyKind.BATCH} <= runtime.platform.copy_accepts_host_address
     return tables.host if takes_host else tables.host_kernel
@@ -73,7 +73,7 @@ class CopyWay:
     def __init__(self, tables: PoolTables, runtime: DeviceRuntime, *, host_is_target: bool) -> None:
         self._runtime = runtime
         self._planners = [
-            (t, Planner(_copied_host_rows(t, runtime), t.device, host_is_target=host_is_target))
+            (t, Planner(copied_host_rows(t, runtime), t.device, host_is_target=host_is_target))
             for t in tables
         ]
 
@@ -158,7 +158,7 @@ class StagedWay:
         self._device = device
         self._ring = ring
         fits = [t for t in tables if ring.rows(t.device.grid.row_bytes)]
-        self._staged = [(t.device, _copied_host_rows(t, runtime)) for t in fits]
+        self._staged = [(t.device, copied_host_rows(t, runtime)) for t in fits]
         if fits:
             # Now, so that a device without room says so at construction.
             ring.range()

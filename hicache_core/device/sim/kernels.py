@@ -1,17 +1,20 @@
-"""Kernels of the simulator: vectorised, blind to all but tables, page numbers and visible memory."""
+"""Kernels of the simulator: vectorised, blind to all but tables, numbers and visible memory."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hicache_core.device.base import GatherUnits, MoveRows
+from hicache_core.device.base import GatherUnits, MoveRows, MoveTokens
 from hicache_core.device.sim.memory import SimMemory, Unseen
 from hicache_core.device.sim.streams import SimStream
+from hicache_core.errors import DeviceFault
 from hicache_core.memory.tables import Int64Array, KernelTable
+from hicache_core.spec.pool import Span
 
 _SLICE_BYTES = 4096
 """From this row size on, one slice a page is faster than one gather of all."""
@@ -38,6 +41,10 @@ class SimKernels:
     def move_rows(self, launch: MoveRows, stream: SimStream) -> None:
         """Queue the row kernel; page numbers are read when it runs."""
         self._submit(stream, lambda: self._move(launch, stream.device))
+
+    def move_tokens(self, launch: MoveTokens, stream: SimStream) -> None:
+        """Queue the token kernel; token numbers are read when it runs, and one that is not there faults."""
+        self._submit(stream, lambda: self._move_tokens(launch, stream.device))
 
     def _gather(self, launch: GatherUnits, device: int) -> None:
         grid = launch.source.grid
@@ -67,27 +74,94 @@ class SimKernels:
                 source = self._rows(launch.source, group[1], layer, frm, device, "move_rows")
                 _move_pages(target, to - to.min(), source, frm - frm.min())
 
+    def _move_tokens(self, launch: MoveTokens, device: int) -> None:
+        target_tokens, source_tokens = launch.target_tokens.numpy(), launch.source_tokens.numpy()
+        kept = (target_tokens >= 0) & (source_tokens >= 0)
+        to = _located(launch.target, target_tokens[kept], launch, device)
+        frm = _located(launch.source, source_tokens[kept], launch, device)
+        to_groups, from_groups = launch.target.groups_of(to[0]), launch.source.groups_of(frm[0])
+        for group in {*zip(to_groups.tolist(), from_groups.tolist(), strict=True)}:
+            chosen = (to_groups == group[0]) & (from_groups == group[1])
+            places = to[:, chosen], frm[:, chosen]
+            for layer, span in itertools.product(launch.layers, launch.spans):
+                shape = launch.row_tokens, span
+                target = self._tokens(launch.target, (group[0], layer), shape, places[0][0], device)
+                source = self._tokens(launch.source, (group[1], layer), shape, places[1][0], device)
+                target, source = _alike(target, source)
+                target[_from_lowest(places[0])] = source[_from_lowest(places[1])]
+
+    def _tokens(
+        self,
+        table: KernelTable,
+        where: tuple[int, int],
+        shape: tuple[int, Span],
+        pages: Int64Array,
+        device: int,
+    ) -> Rows:
+        """A span of each token, as :meth:`_rows`: bytes[pages, page_rows, row_tokens, nbytes]."""
+        row_tokens, span = shape
+        data, count = self._run(table, *where, pages, device, "move_tokens")
+        return np.ndarray(
+            (count, table.grid.page_rows, row_tokens, span.nbytes),
+            dtype=np.uint8,
+            buffer=data,
+            offset=span.offset,
+            strides=(table.page_stride, table.row_stride, span.stride, 1),
+        )
+
     def _rows(
         self, table: KernelTable, group: int, layer: int, pages: Int64Array, device: int, who: str
     ) -> Rows:
         """The rows from the lowest to the highest of ``pages``: bytes[pages, page_rows, row_bytes]."""
-        grid = table.grid
-        lowest, highest = int(pages.min()), int(pages.max())
-        start = int(table.bases[group, layer]) + (lowest - int(table.first_pages[group])) * table.page_stride
-        last = (highest - lowest) * table.page_stride + (grid.page_rows - 1) * table.row_stride
-        data = self._see(start, last + grid.row_bytes, device, who)
+        data, count = self._run(table, group, layer, pages, device, who)
         return np.ndarray(
-            (highest - lowest + 1, grid.page_rows, grid.row_bytes),
+            (count, table.grid.page_rows, table.grid.row_bytes),
             dtype=np.uint8,
             buffer=data,
             strides=(table.page_stride, table.row_stride, 1),
         )
+
+    def _run(
+        self, table: KernelTable, group: int, layer: int, pages: Int64Array, device: int, who: str
+    ) -> tuple[npt.NDArray[np.uint8], int]:
+        """The bytes from the lowest to the highest of ``pages``, and how many pages that are."""
+        grid = table.grid
+        lowest, highest = int(pages.min()), int(pages.max())
+        start = int(table.bases[group, layer]) + (lowest - int(table.first_pages[group])) * table.page_stride
+        last = (highest - lowest) * table.page_stride + (grid.page_rows - 1) * table.row_stride
+        return self._see(start, last + grid.row_bytes, device, who), highest - lowest + 1
 
     def _see(self, start: int, nbytes: int, device: int, who: str) -> npt.NDArray[np.uint8]:
         try:
             return self._memory.kernel_spaces[device].bytes_at(start, nbytes)
         except Unseen as unseen:
             raise self._memory.fault(unseen, device, f"kernel {who}") from None
+
+
+def _located(table: KernelTable, tokens: Int64Array, launch: MoveTokens, device: int) -> Int64Array:
+    """Page, row of the page and token of the row of each token: int64[3, n]."""
+    grid = table.grid
+    numbers, within = np.divmod(tokens, launch.row_tokens)
+    pages, rows = np.divmod(numbers, grid.page_rows)
+    outside = np.flatnonzero(pages >= grid.pages)
+    if outside.size:
+        page, row = pages[outside[:1]], int(rows[outside[0]])
+        groups = table.groups_of(page)
+        inside = int(table.page_offsets(page, groups)[0]) + row * table.row_stride
+        count = grid.pages * grid.page_rows * launch.row_tokens
+        raise DeviceFault(
+            who="kernel move_tokens",
+            address=int(table.bases[groups[0], launch.layers.start]) + inside,
+            device=device,
+            reason=f"token {tokens[outside[0]]} is not one of the {count} tokens there",
+            remedy="Give tokens that both sides have, or a negative number to skip a pair.",
+        )
+    return np.stack([pages, rows, within])
+
+
+def _from_lowest(places: Int64Array) -> tuple[Int64Array, ...]:
+    """Indices of the places in a view whose first page is their lowest."""
+    return places[0] - places[0].min(), places[1], places[2]
 
 
 def _words(rows: Rows) -> Rows:
