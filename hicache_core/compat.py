@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attrs import field, frozen
 
 from hicache_core.errors import IncompatibleError
-from hicache_core.spec import IO_BACKENDS, LAYOUTS, Capabilities, IndexSpace, Platform, PoolSpec
+from hicache_core.spec import IO_BACKENDS, LAYOUTS, Capabilities, Capability, IndexSpace, Platform, PoolSpec
+
+
+class IndexPlace(enum.Enum):
+    """Where what moves the rows of a pool reads its host indices."""
+
+    CPU = "cpu"
+    """In arrays of the host, which issues the copies."""
+    DEVICE = "device"
+    """In tensors of the device, which a kernel reads."""
 
 
 class Path(enum.Enum):
@@ -23,6 +32,18 @@ class Path(enum.Enum):
     """Strided or plain runtime copies, issued by the host."""
     KERNEL = "kernel"
     """A kernel reads or writes host rows through the pointer tables."""
+
+    @property
+    def host_indices(self) -> IndexPlace:
+        """Where this path wants the host indices."""
+        return _HOST_INDICES[self]
+
+
+_HOST_INDICES: Mapping[Path, IndexPlace] = {
+    Path.STAGED: IndexPlace.CPU,
+    Path.COPIES: IndexPlace.CPU,
+    Path.KERNEL: IndexPlace.DEVICE,
+}
 
 
 @frozen(kw_only=True)
@@ -58,6 +79,16 @@ class PoolPlan:
     backup: Path
     load: Path
     staged: bool = False
+
+    @property
+    def backup_host_indices(self) -> IndexPlace:
+        """Where this pool's host indices are in a backup, whatever the other pools of the group need."""
+        return self.backup.host_indices
+
+    @property
+    def load_host_indices(self) -> IndexPlace:
+        """Where this pool's host indices are in a load."""
+        return self.load.host_indices
 
 
 @frozen(kw_only=True)
@@ -108,14 +139,19 @@ class _Candidate:
     staged: bool = False
 
 
+def _unstaged_because(can: Capabilities) -> Capability | None:
+    """The first capability that a staged write-back takes and the pool lacks."""
+    return next((one for one in (can.staged_write_back, can.per_pool_backup_indices) if not one), None)
+
+
 _STAGED = _Candidate(
     path=Path.STAGED,
-    needs=lambda platform, can: platform.has_kernels and can.staged_write_back,
+    needs=lambda platform, can: platform.has_kernels and _unstaged_because(can) is None,
     staged=True,
 )
 _STAGED_COPIES = _Candidate(
     path=Path.COPIES,
-    needs=lambda platform, can: can.staged_write_back and can.strided_copy,
+    needs=lambda platform, can: _unstaged_because(can) is None and can.strided_copy,
     staged=True,
 )
 _COPIES = _Candidate(path=Path.COPIES, needs=lambda platform, can: can.strided_copy)
@@ -198,14 +234,14 @@ def _pool(query: Query, spec: PoolSpec, declared: Capabilities) -> Iterator[Viol
             "R1-served-pair", spec.pool, query, f"one of {', '.join(listed) or 'none'}", "Use a served pair."
         )
         return
-    staged = declared.staged_write_back
-    if query.pair == _STAGED_PAIR and query.platform.staged_required and not staged:
+    lacking = _unstaged_because(declared)
+    if query.pair == _STAGED_PAIR and query.platform.staged_required and lacking is not None:
         yield _violation(
             "R2-staged-write-back",
             spec.pool,
             query,
-            f"staged write-back, which it lacks ({staged.code}: {staged.text})",
-            staged.remedy,
+            f"staged write-back, which it lacks ({lacking.code}: {lacking.text})",
+            lacking.remedy,
         )
     elif _pool_plan(query, declared) is None:
         kernel = declared.kernel_rows

@@ -22,6 +22,7 @@ WITH_KERNELS = ["cpu-sim", "cuda", "cuda-wsl2", "rocm", "rocm-mi355x"]
 WITHOUT_KERNELS = ["musa", "npu", "xpu"]
 NAMES = [
     "staged_write_back",
+    "per_pool_backup_indices",
     "kernel_rows",
     "kernel_pointer_domain",
     "strided_copy",
@@ -110,6 +111,13 @@ def test_the_four_pairs_are_served_and_copies_may_be_strided(platform: str) -> N
         ("direct", "page_first_direct"),
     }
     assert capabilities.strided_copy
+
+
+@pytest.mark.parametrize("platform", sorted(PLATFORMS))
+@pytest.mark.parametrize("row_bytes", [48, 40, 36])
+def test_every_pool_takes_part_in_index_routing(platform: str, row_bytes: int) -> None:
+    """Whether it is staged or not: routing is what tells the two apart."""
+    assert _default(platform, row_bytes).per_pool_backup_indices
 
 
 @pytest.mark.parametrize(

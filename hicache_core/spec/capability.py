@@ -77,6 +77,9 @@ class Capabilities:
     Args:
         staged_write_back: backups under kernel + page_first are issued by the host; no kernel stores to
             host memory.
+        per_pool_backup_indices: the pool takes part in per-pool index routing: in one backup its host indices
+            stay on the CPU where its plan is staged, while a pool that a kernel moves gets its own on the
+            device. Without it they go to the device, so that its backups are not staged.
         kernel_rows: a kernel can move its rows through the pointer tables.
         kernel_pointer_domain: ``device`` or ``raw``: what the pool's kernel tables hold for host memory.
         strided_copy: rows of one page can be moved over layers by strided copies.
@@ -85,6 +88,7 @@ class Capabilities:
     """
 
     staged_write_back: Capability = field(validator=v.instance_of(Capability))
+    per_pool_backup_indices: Capability = field(validator=v.instance_of(Capability))
     kernel_rows: Capability = field(validator=v.instance_of(Capability))
     kernel_pointer_domain: Capability = field(validator=v.instance_of(Capability))
     strided_copy: Capability = field(validator=v.instance_of(Capability))
@@ -123,6 +127,7 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
         nothing = not_applicable("the pool holds no bytes")
         return Capabilities(
             staged_write_back=nothing,
+            per_pool_backup_indices=nothing,
             kernel_rows=nothing,
             kernel_pointer_domain=nothing,
             strided_copy=nothing,
@@ -136,6 +141,7 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
         )
     return Capabilities(
         staged_write_back=_row_alignment(spec, STAGED_ROW_ALIGNMENT, "staged write-back"),
+        per_pool_backup_indices=supported(),
         kernel_rows=kernels,
         kernel_pointer_domain=supported("raw" if platform.alias is Alias.NONE else "device"),
         strided_copy=supported(),

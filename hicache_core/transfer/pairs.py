@@ -29,7 +29,8 @@ class PagePairs:
     def __init__(self, host_pages: Int64Array, device_pages: Int64Array) -> None:
         self.host_pages = host_pages
         self.device_pages = device_pages
-        self._uploaded: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._uploaded_host: torch.Tensor | None = None
+        self._uploaded_device: torch.Tensor | None = None
         self._remembered: dict[object, Any] = {}
 
     def __len__(self) -> int:
@@ -42,16 +43,17 @@ class PagePairs:
         found: _Found = self._remembered[owner]
         return found
 
-    def uploaded(
-        self, runtime: DeviceRuntime, device: int, stream: Stream
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Host and device pages as tensors of the device, uploaded once for all pools and layers."""
-        if self._uploaded is None:
-            self._uploaded = (
-                runtime.upload(self.host_pages, device, stream),
-                runtime.upload(self.device_pages, device, stream),
-            )
-        return self._uploaded
+    def uploaded_host(self, runtime: DeviceRuntime, device: int, stream: Stream) -> torch.Tensor:
+        """Host pages as a tensor of the device, uploaded once for all pools whose kernels read them."""
+        if self._uploaded_host is None:
+            self._uploaded_host = runtime.upload(self.host_pages, device, stream)
+        return self._uploaded_host
+
+    def uploaded_device(self, runtime: DeviceRuntime, device: int, stream: Stream) -> torch.Tensor:
+        """Device pages as a tensor of the device, uploaded once for all pools and layers."""
+        if self._uploaded_device is None:
+            self._uploaded_device = runtime.upload(self.device_pages, device, stream)
+        return self._uploaded_device
 
 
 def page_pairs(

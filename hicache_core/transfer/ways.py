@@ -112,7 +112,8 @@ class KernelWay:
 
     def submit(self, pairs: PagePairs, layers: range, stream: Stream) -> None:
         """See :class:`Way`."""
-        host_pages, device_pages = pairs.uploaded(self._runtime, self._device, stream)
+        host_pages = pairs.uploaded_host(self._runtime, self._device, stream)
+        device_pages = pairs.uploaded_device(self._runtime, self._device, stream)
         for tables in self._tables:
             own = tables.own(layers)
             if not own:
@@ -174,7 +175,7 @@ class StagedWay:
     def _stage(
         self, pairs: PagePairs, source: KernelTable, host: HostTable | KernelTable, stream: Stream
     ) -> None:
-        _, device_pages = pairs.uploaded(self._runtime, self._device, stream)
+        device_pages = pairs.uploaded_device(self._runtime, self._device, stream)
         row_bytes = source.grid.row_bytes
         page_units = source.grid.layers * source.grid.page_rows
         ring = self._ring.range()

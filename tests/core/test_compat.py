@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hicache_core.compat import Path, Query, solve, violations
+from hicache_core.compat import IndexPlace, Path, Query, solve, violations
 from hicache_core.errors import IncompatibleError
 from hicache_core.spec import (
     IO_BACKENDS,
@@ -187,6 +187,34 @@ def test_a_pool_without_staged_write_back_blocks_rocm_and_says_why() -> None:
     assert "own-kernel: its rows are swizzled" in refused.expected
     assert refused.remedy == "Use direct."
     assert _rules(_query("cuda", "kernel", "page_first", staged_write_back=lacking)) == []
+
+
+def test_a_pool_without_index_routing_is_not_staged() -> None:
+    """R2, I44: its host indices go to the device, where no copy of the host can read them."""
+    lacking = unsupported("group-wide", "its writer reads indices of the device", "Use direct.")
+    plan = solve(_query("cuda", "kernel", "page_first", per_pool_backup_indices=lacking)).pools["kv"]
+    assert (plan.backup, plan.staged, plan.backup_host_indices) == (Path.KERNEL, False, IndexPlace.DEVICE)
+    (refused,) = violations(_query("rocm", "kernel", "page_first", per_pool_backup_indices=lacking))
+    assert (refused.rule, refused.pool) == (STAGED, "kv")
+    assert "group-wide: its writer reads indices of the device" in refused.expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "backend", "layout", "backup", "load"),
+    [
+        ("cuda", "kernel", "page_first", IndexPlace.CPU, IndexPlace.DEVICE),
+        ("rocm", "kernel", "page_first", IndexPlace.CPU, IndexPlace.CPU),
+        ("cuda", "kernel", "layer_first", IndexPlace.DEVICE, IndexPlace.DEVICE),
+        ("cuda", "direct", "layer_first", IndexPlace.CPU, IndexPlace.CPU),
+        ("cuda", "direct", "page_first_direct", IndexPlace.CPU, IndexPlace.CPU),
+    ],
+)
+def test_a_plan_says_where_host_indices_are_read(
+    platform: str, backend: str, layout: str, backup: IndexPlace, load: IndexPlace
+) -> None:
+    """I25: by direction; on the CPU for all that the host issues, on the device for a kernel."""
+    plan = solve(_query(platform, backend, layout)).pools["kv"]
+    assert (plan.backup_host_indices, plan.load_host_indices) == (backup, load)
 
 
 def test_each_pool_is_judged_by_itself() -> None:
