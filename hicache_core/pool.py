@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import field, frozen
 
 from hicache_core.compat import Path, PoolPlan
-from hicache_core.device.base import DeviceRuntime
-from hicache_core.errors import BufferMismatchError
+from hicache_core.device.base import DeviceRuntime, Stream
+from hicache_core.errors import BufferMismatchError, TransferError, UnknownNameError
 from hicache_core.memory.addresses import Provenance
 from hicache_core.memory.host import MAX_REGISTRATION_BYTES, HostBuffer, HostMemory
 from hicache_core.memory.tables import (
@@ -21,6 +23,8 @@ from hicache_core.memory.tables import (
 )
 from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid
 from hicache_core.storage import PageStorage
+from hicache_core.transfer.index_cache import IndexCache
+from hicache_core.transfer.pairs import page_pairs
 from hicache_core.transfer.staging import StagingRing
 from hicache_core.transfer.tokens import TokenCopies
 from hicache_core.transfer.ways import CopyWay, KernelWay, PoolWays, StagedWay, Way
@@ -194,6 +198,9 @@ class HostPool:
         runtime: the runtime that registers the memory.
         max_registration_bytes: largest registration that is tried.
 
+    Attributes:
+        load_indices: the converted indices of the load that :meth:`load_layer` is driving, and their counts.
+
     Raises:
         HostMemoryError: memory was refused; nothing is left behind.
     """
@@ -213,6 +220,16 @@ class HostPool:
         self.runtime = runtime
         self.tables: PoolTables = ()
         self.ways: PoolWays | None = None
+        self.load_indices = IndexCache(
+            functools.partial(
+                page_pairs,
+                space=self.spec.index_space,
+                host_pages=pages,
+                device_pages=device_pool.pages or 0,
+                who=f"pool '{self.spec.pool}', load_layer",
+                host_is_target=False,
+            )
+        )
         made: list[HostBuffer] = []
         try:
             for buffer in self.spec.buffers:
@@ -263,8 +280,56 @@ class HostPool:
         """Copies of single tokens over ``device``; UnsupportedTokensError where the pool has none."""
         return TokenCopies(self.spec, self.tables, self.runtime, device)
 
+    def load_layer(self, host_slots: Any, device_slots: Any, layer: int, stream: Stream) -> None:
+        """Copy one layer of whole pages from host to device, for an engine that drives its loads itself.
+
+        Only submits: no page is held, no ticket is made and no other stream waits. The engine itself orders
+        the copies after whatever still uses the device pages; until ``stream`` has passed it neither writes
+        the host pages, nor gives them back, nor closes the controller. Indices are read before the call
+        returns and converted once for all layers of a load; a change in place between two layers is followed
+        from the next layer on (what is seen: :class:`IndexCache`).
+
+        Args:
+            host_slots: int64[n], whole host pages that the caller owns; not changed.
+            device_slots: int64[n], whole device pages, paired with the host slots, each at most once; not
+                changed. Both are numpy arrays or tensors, native on the CPU; a tensor of an accelerator is
+                copied there, at one synchronisation a conversion.
+            layer: number of the layer within the pool, from 0. Rows that are no layer's go with the first.
+            stream: the runtime's stream on which it is submitted; zero slots submit nothing.
+
+        Raises:
+            UnknownNameError: the pool has no such layer.
+            TransferError: the pool is not bound to a device yet, or was destroyed.
+            IndicesError: the slots are not what they must be; nothing has moved.
+            DeviceError: the runtime refused a submission; the caller waits for ``stream`` before it goes on.
+        """
+        ways = self._ways_of(layer)
+        pairs = self.load_indices.pairs(host_slots, device_slots, stream)
+        if len(pairs):
+            ways.load.submit(pairs, range(layer, layer + 1), stream)
+
+    def _ways_of(self, layer: int) -> PoolWays:
+        who, layers = f"pool '{self.spec.pool}', load_layer", self.spec.layer_count
+        if type(layer) is not int or layer not in range(layers):
+            raise UnknownNameError(
+                who=who,
+                got=f"layer {layer!r}",
+                expected=f"a layer of the pool's own, from 0 to {layers - 1}" if layers else "no layer",
+                remedy="Number the pool's own layers, which may be fewer than the model's.",
+            )
+        if self.ways is None:
+            raise TransferError(
+                who=who,
+                got="a pool without a way to move",
+                expected="a pool that a controller has bound and not closed",
+                remedy="Take the pool from the group of an open controller.",
+            )
+        return self.ways
+
     def destroy(self) -> None:
         """Unregister and release the host memory; a second call does nothing."""
+        self.ways = None
+        self.load_indices.forget()
         for buffer in reversed(self.buffers):
             buffer.memory.destroy()
 
