@@ -20,6 +20,7 @@ from hicache_core.pool import DevicePool, HostPool, build_pointer_tables, check_
 from hicache_core.spec import layout_named
 from hicache_core.spec.checks import whole
 from hicache_core.transfer.engine import Engine, load_groups
+from hicache_core.transfer.index_cache import IndexReader
 from hicache_core.transfer.pairs import Numbers, SpacePairs, page_pairs
 from hicache_core.transfer.staging import DEFAULT_RING_BYTES
 from hicache_core.transfer.ticket import Ticket
@@ -90,6 +91,7 @@ class Controller:
         self.config = config
         self.runtime = runtime
         self._registry = registry
+        self._indices = IndexReader()
         self.plan: Plan = solve(
             Query(
                 platform=runtime.platform,
@@ -184,6 +186,11 @@ class Controller:
             remedy="Correct hicache_build_pointer_table.",
         )
 
+    @property
+    def index_synchronisations(self) -> int:
+        """Index tensors that :meth:`backup` and :meth:`load` copied from an accelerator; each waited once."""
+        return self._indices.synchronisations
+
     def backup(
         self,
         host_slots: Any,
@@ -195,7 +202,8 @@ class Controller:
     ) -> Ticket:
         """Copy pages from device to host: of the pools of the anchor's index space, and of other spaces.
 
-        The slots are read before the call returns; the caller's arrays may then change. The device pages must
+        The slots are read before the call returns; the caller's arrays may then change. A tensor of an
+        accelerator is copied to the CPU first, at one synchronisation. The device pages must
         not be written until the ticket is acknowledged; till then the host pages are neither read by a load,
         written by another backup nor given back.
 
@@ -231,7 +239,8 @@ class Controller:
     ) -> Ticket:
         """Copy pages from host to device, layer by layer, of the anchor's index space and of other spaces.
 
-        The slots are read before the call returns; the caller's arrays may then change. Until the ticket is
+        The slots are read before the call returns; the caller's arrays may then change. A tensor of an
+        accelerator is copied to the CPU first, at one synchronisation. Until the ticket is
         acknowledged the host pages are neither written by a backup nor given back; other loads may read them.
         A reader of model layer l waits for ``ticket.mark(l)``.
 
@@ -263,8 +272,8 @@ class Controller:
         for name, (host_side, device_side) in sides.items():
             allocator = self.group.allocator(name)
             pairs[name] = page_pairs(
-                host_side,
-                device_side,
+                self._indices.on_cpu(host_side),
+                self._indices.on_cpu(device_side),
                 allocator.space,
                 host_pages=allocator.pages,
                 device_pages=self.device_pages[name],
