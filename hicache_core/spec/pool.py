@@ -84,13 +84,35 @@ class PoolGeometry:
         """The whole number ``figure`` of the geometry; SpecError where it is absent or not positive."""
         value = self.params.get(figure, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise SpecError(
-                who=f"pool '{self.pool}' ({self.family})",
-                got=f"geometry {figure}={value!r}",
-                expected="a whole number of at least 1",
-                remedy=f"Give {figure} in the model file.",
+            raise self.refusal(
+                f"geometry {figure}={value!r}",
+                "a whole number of at least 1",
+                f"Give {figure} in the model file.",
             )
         return value
+
+    def refusal(
+        self, got: str, expected: str, remedy: str = "Correct the geometry in the model file."
+    ) -> SpecError:
+        """The error, to be raised, of a family that cannot declare a pool of this geometry."""
+        return SpecError(who=f"pool '{self.pool}' ({self.family})", got=got, expected=expected, remedy=remedy)
+
+    def declared(self, row_unit: RowUnit, buffers: Iterable[BufferSpec]) -> PoolSpec:
+        """The declaration of this pool: what a model says of it, and the rows that its family gives it.
+
+        Args:
+            row_unit: what one row holds.
+            buffers: the buffers, in the order in which a flat page holds them.
+        """
+        return PoolSpec(
+            pool=self.pool,
+            family=self.family,
+            index_space=self.index_space,
+            row_unit=row_unit,
+            layer_ids=self.layer_ids,
+            buffers=buffers,
+            anchor=self.anchor,
+        )
 
 
 @frozen(kw_only=True)

@@ -10,6 +10,7 @@ from hicache_core.errors import SpecError
 from hicache_core.spec import (
     BufferSpec,
     IndexSpace,
+    PoolGeometry,
     PoolSpec,
     Reuse,
     RowUnit,
@@ -119,3 +120,26 @@ def test_a_window_belongs_to_trailing_pages(reuse: Reuse, window: int | None) ->
     """A window without trailing pages, and trailing pages without a window, are refused."""
     with pytest.raises(SpecError):
         IndexSpace(name="swa", page_slots=4, reuse=reuse, window_slots=window)
+
+
+def test_a_family_adds_rows_to_what_the_model_says() -> None:
+    """Names, space, layers and anchor are the geometry's; unit and buffers are the family's."""
+    space = IndexSpace(name="swa", page_slots=4, reuse=Reuse.TRAILING_PAGES, window_slots=8)
+    geometry = PoolGeometry(pool="c4", family="rows", index_space=space, layer_ids=[1, 4], anchor=True)
+    assert geometry.declared(RowUnit.PAGE, [C4]) == PoolSpec(
+        pool="c4",
+        family="rows",
+        index_space=space,
+        row_unit=RowUnit.PAGE,
+        layer_ids=(1, 4),
+        buffers=(C4,),
+        anchor=True,
+    )
+
+
+def test_a_family_refuses_a_geometry_by_the_name_of_its_pool() -> None:
+    """Pool, family, what was got and what was expected; the remedy points at the model file."""
+    space = IndexSpace(name="full", page_slots=4)
+    error = PoolGeometry(pool="c4", family="rows", index_space=space, layer_ids=()).refusal("3", "4")
+    assert (error.code, error.who, error.got, error.expected) == ("spec", "pool 'c4' (rows)", "3", "4")
+    assert "model file" in error.remedy

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from attrs import field, frozen
 from attrs import validators as v
 
-from hicache_core.errors import SpecError
 from hicache_core.spec import BufferSpec, PoolGeometry, PoolSpec, RowUnit
 
 
@@ -55,7 +54,7 @@ def _row_format(geometry: PoolGeometry) -> RowFormat:
             row_align_bytes=geometry.number("row_align_bytes", 1),
         )
     if not isinstance(named, str) or named not in ROW_FORMATS:
-        raise _refusal(geometry, f"row_format={named!r}", f"one of {', '.join(ROW_FORMATS)}")
+        raise geometry.refusal(f"row_format={named!r}", f"one of {', '.join(ROW_FORMATS)}")
     return ROW_FORMATS[named]
 
 
@@ -63,21 +62,11 @@ def _page_row(geometry: PoolGeometry) -> BufferSpec:
     ratio = geometry.number("compress_ratio")
     slots, rest = divmod(geometry.index_space.page_slots, ratio)
     if rest:
-        raise _refusal(
-            geometry,
+        raise geometry.refusal(
             f"compress_ratio={ratio} for pages of {geometry.index_space.page_slots} slots",
             "a ratio that divides the page, so that compressed and full pages have the same numbers",
         )
     return BufferSpec(name="kv", row_bytes=_row_format(geometry).row_bytes(slots))
-
-
-def _refusal(geometry: PoolGeometry, got: str, expected: str) -> SpecError:
-    return SpecError(
-        who=f"pool '{geometry.pool}' ({geometry.family})",
-        got=got,
-        expected=expected,
-        remedy="Correct the geometry in the model file.",
-    )
 
 
 _BUFFERS: Mapping[str, Callable[[PoolGeometry], tuple[BufferSpec, ...]]] = {
@@ -96,12 +85,4 @@ def declare(family: str, geometry: PoolGeometry) -> PoolSpec:
     Raises:
         SpecError: a ratio that does not divide the page, or an unknown row format.
     """
-    return PoolSpec(
-        pool=geometry.pool,
-        family=family,
-        index_space=geometry.index_space,
-        row_unit=RowUnit.PAGE,
-        layer_ids=geometry.layer_ids,
-        buffers=_BUFFERS[family](geometry),
-        anchor=geometry.anchor,
-    )
+    return geometry.declared(RowUnit.PAGE, _BUFFERS[family](geometry))
