@@ -1,4 +1,4 @@
-"""Row bytes of compressed pages, from compress ratio and row format."""
+"""Rows of compressed pages, from compress ratio and row format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from attrs import field, frozen
 from attrs import validators as v
 
-from hicache_core.spec import BufferSpec, PoolGeometry, PoolSpec, RowUnit
+from hicache_core.spec import BufferSpec, PoolGeometry, PoolSpec, RowUnit, Span
 
 
 @frozen(kw_only=True)
@@ -15,21 +15,43 @@ class RowFormat:
     """Bytes of one compressed slot, and the multiple to which a page row is padded.
 
     A page row is ``[slots x value][slots x scale][padding]``.
+
+    Args:
+        value_bytes: bytes of the value of a slot.
+        scale_bytes: bytes of its scales; 0 where it has none.
+        row_align_bytes: the multiple to which a row is padded.
+        token_ratios: compress ratios whose slots may be copied one by one.
     """
 
     value_bytes: int = field(validator=[v.instance_of(int), v.ge(1)])
     scale_bytes: int = field(default=0, validator=[v.instance_of(int), v.ge(0)])
     row_align_bytes: int = field(default=1, validator=[v.instance_of(int), v.ge(1)])
+    token_ratios: frozenset[int] = frozenset()
 
     def row_bytes(self, slots: int) -> int:
         """Bytes of a page row of ``slots`` compressed slots."""
         used = slots * (self.value_bytes + self.scale_bytes)
         return -(-used // self.row_align_bytes) * self.row_align_bytes
 
+    def spans(self, slots: int) -> tuple[Span, ...]:
+        """Where the value and the scales of one slot lie in a page row of ``slots`` compressed slots."""
+        places = ((0, self.value_bytes), (slots * self.value_bytes, self.scale_bytes))
+        return tuple(Span(offset=offset, stride=size, nbytes=size) for offset, size in places if size)
+
+    def page_row(self, slots: int, ratio: int) -> BufferSpec:
+        """A page row of ``slots`` compressed slots, with the spans of one where it may be copied alone."""
+        spans = self.spans(slots) if ratio in self.token_ratios else ()
+        return BufferSpec(
+            name="kv",
+            row_bytes=self.row_bytes(slots),
+            spans=spans,
+            row_tokens=slots if spans else 1,
+        )
+
 
 ROW_FORMATS: Mapping[str, RowFormat] = {
     # 448 e4m3 + 64 bf16, then 7 ue8m0 scales and a pad byte; whole row a multiple of 576.
-    "v4": RowFormat(value_bytes=576, scale_bytes=8, row_align_bytes=576),
+    "v4": RowFormat(value_bytes=576, scale_bytes=8, row_align_bytes=576, token_ratios=frozenset({4})),
     # 512 e4m3, then 16 bytes of scales; whole row a multiple of 512.
     "v41": RowFormat(value_bytes=512, scale_bytes=16, row_align_bytes=512),
     # 512 elements of bf16.
@@ -66,7 +88,7 @@ def _page_row(geometry: PoolGeometry) -> BufferSpec:
             f"compress_ratio={ratio} for pages of {geometry.index_space.page_slots} slots",
             "a ratio that divides the page, so that compressed and full pages have the same numbers",
         )
-    return BufferSpec(name="kv", row_bytes=_row_format(geometry).row_bytes(slots))
+    return _row_format(geometry).page_row(slots, ratio)
 
 
 _BUFFERS: Mapping[str, Callable[[PoolGeometry], tuple[BufferSpec, ...]]] = {

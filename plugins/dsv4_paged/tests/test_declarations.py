@@ -9,8 +9,17 @@ import pytest
 from hicache_core.errors import SpecError
 from hicache_core.hookspecs import API_VERSION
 from hicache_core.plugins import PluginRegistry
-from hicache_core.spec import IndexSpace, PoolGeometry, RowUnit
+from hicache_core.spec import (
+    PLATFORMS,
+    BufferSpec,
+    IndexSpace,
+    PoolGeometry,
+    RowUnit,
+    Span,
+    default_capabilities,
+)
 from hicache_dsv4_paged import plugin
+from hicache_dsv4_paged.pool import ROW_FORMATS
 
 C4 = {"compress_ratio": 4, "row_format": "v4"}
 
@@ -36,10 +45,14 @@ def _geometry(
     )
 
 
-def _row_bytes(registry: PluginRegistry, params: dict[str, Any], page_slots: int = 256) -> int:
+def _buffer(registry: PluginRegistry, params: dict[str, Any], page_slots: int = 256) -> BufferSpec:
     (buffer,) = registry.spec(_geometry(params, page_slots=page_slots)).buffers
     assert buffer.name == "kv"
-    return buffer.row_bytes
+    return buffer
+
+
+def _row_bytes(registry: PluginRegistry, params: dict[str, Any], page_slots: int = 256) -> int:
+    return _buffer(registry, params, page_slots).row_bytes
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,42 @@ def test_any_ratio_that_divides_the_page_is_served(registry: PluginRegistry) -> 
     """Ratio 8 in pages of 128: 16 slots x 1,024."""
     params = {"compress_ratio": 8, "row_format": "unified_bf16"}
     assert _row_bytes(registry, params, page_slots=128) == 16_384
+
+
+def test_single_slots_of_c4_in_v4_rows_have_a_value_and_scales(registry: PluginRegistry) -> None:
+    """64 slots: values of 576 bytes from 0, scales of 8 bytes from 64 x 576, up to 64 bytes of padding."""
+    buffer = _buffer(registry, C4)
+    value, scale = Span(offset=0, stride=576, nbytes=576), Span(offset=36_864, stride=8, nbytes=8)
+    assert (buffer.spans, buffer.row_tokens) == ((value, scale), 64)
+    assert (value.end(64), scale.end(64)) == (36_864, 37_376)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**C4, "compress_ratio": 128},
+        {**C4, "compress_ratio": 1},
+        {**C4, "compress_ratio": 2},
+        *({**C4, "row_format": name} for name in ROW_FORMATS if name != "v4"),
+        {"compress_ratio": 4, "value_bytes": 576, "scale_bytes": 8, "row_align_bytes": 576},
+    ],
+    ids=str,
+)
+def test_all_other_rows_move_as_whole_pages(registry: PluginRegistry, params: dict[str, Any]) -> None:
+    """C128, SWA and indexer rows, other formats, and figures that only look like ``v4``."""
+    buffer = _buffer(registry, params)
+    assert (buffer.spans, buffer.row_tokens) == ((), 1)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize(("ratio", "ranges"), [(4, 2), (128, None)])
+def test_token_copies_are_declared_for_c4_alone(
+    registry: PluginRegistry, platform: str, ratio: int, ranges: int | None
+) -> None:
+    """A C4 slot is two ranges of a row; a C128 slot is refused with a reason."""
+    spec = registry.spec(_geometry({**C4, "compress_ratio": ratio}))
+    can = default_capabilities(spec, PLATFORMS[platform]).token_granular
+    assert (can.value, can.code) == (ranges, "" if ranges else "no-spans")
 
 
 def test_a_row_is_a_page(registry: PluginRegistry) -> None:
