@@ -75,6 +75,52 @@ def _mismatch(who: str, got: str, expected: str) -> BufferMismatchError:
     )
 
 
+def _unviewable(got: str, expected: str, remedy: str) -> BufferMismatchError:
+    return BufferMismatchError(who="paged view", got=got, expected=expected, remedy=remedy)
+
+
+def paged_view(layer: torch.Tensor, rows_per_page: int, first_row: int = 0) -> torch.Tensor:
+    """A view, never a copy, in which each row is a page of ``rows_per_page`` rows of ``layer``.
+
+    ::
+
+        layer   [before first_row][page 0][page 1]...[page n-1][rows that fill no page]
+        view                      [row 0 ][row 1 ]...[row n-1 ]
+
+    Args:
+        layer: the rows of one layer, ``[rows, ...]``, a page's rows in one run of bytes.
+        rows_per_page: rows of one page, at least 1.
+        first_row: where page 0 starts; the rows before it are no part of the view.
+
+    Returns:
+        ``[(rows - first_row) // rows_per_page, rows_per_page * row elements]``; 0 pages where none is full.
+
+    Raises:
+        BufferMismatchError: a figure is out of range, or a page is not one run of bytes.
+    """
+    if layer.dim() < 2:
+        raise _unviewable(
+            f"a tensor of {layer.dim()} dimensions", "rows, then their elements", "Give [rows, elements]."
+        )
+    if rows_per_page < 1:
+        raise _unviewable(f"rows_per_page={rows_per_page}", "at least 1", "Give the rows of one page.")
+    if not 0 <= first_row <= layer.shape[0]:
+        raise _unviewable(
+            f"first_row={first_row}",
+            f"0 to {layer.shape[0]}, the rows of the layer",
+            "Give a row of the layer.",
+        )
+    pages = (layer.shape[0] - first_row) // rows_per_page
+    rows = layer.narrow(0, first_row, pages * rows_per_page).view(pages, rows_per_page, *layer.shape[1:])
+    if pages and not rows[0].is_contiguous():
+        raise _unviewable(
+            f"rows of shape {tuple(layer.shape)} at strides {layer.stride()}",
+            f"{rows_per_page} rows in one run of bytes",
+            "Give the tensor that the engine allocated, not a part of its columns.",
+        )
+    return rows.flatten(1)
+
+
 def _check_layer(who: str, layer: torch.Tensor, buffer: BufferSpec) -> None:
     if layer.dim() < 2:
         raise _mismatch(who, f"a tensor of {layer.dim()} dimensions", "rows, then their elements")
