@@ -21,6 +21,7 @@ from tests.cli.commands import COMMAND, environment, generated, hicache, printed
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 PLUGINS = {
     "dsv4_paged": ("hicache-dsv4-paged", {"dsv4_anchor", "dsv4_paged"}),
+    "dsv4_state": ("hicache-dsv4-state", {"dsv4_state"}),
     "mha_mla": ("hicache-mha-mla", {"mha", "mla", "k_only"}),
 }
 
@@ -75,7 +76,7 @@ def test_error_is_one_line_of_reason_and_one_of_remedy() -> None:
 
 
 def test_plugins_lists_distributions_versions_and_families() -> None:
-    """Both plugins are there by name, distribution and version, in the table and in JSON."""
+    """Each plugin is there by name, distribution and version, in the table and in JSON."""
     found = printed_json("plugins", "--json")
     assert found["schema"] == "hicache.plugins/1"
     table = hicache("plugins").stdout

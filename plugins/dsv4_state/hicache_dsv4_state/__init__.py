@@ -1,0 +1,1 @@
+"""Compress-state rings of DeepSeek-V4, one row per page."""
