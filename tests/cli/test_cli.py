@@ -20,6 +20,7 @@ from tests.cli.commands import COMMAND, environment, generated, hicache, printed
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 PLUGINS = {
+    "dsa_indexer": ("hicache-dsa-indexer", {"dsa_indexer"}),
     "dsv4_paged": ("hicache-dsv4-paged", {"dsv4_anchor", "dsv4_paged"}),
     "dsv4_state": ("hicache-dsv4-state", {"dsv4_state"}),
     "mha_mla": ("hicache-mha-mla", {"mha", "mla", "k_only"}),

@@ -1,0 +1,1 @@
+"""Index pages of DSA: keys and their scales, one row per page."""
