@@ -10,6 +10,7 @@ from hicache_core.spec.capability import (
     supported,
     unsupported,
 )
+from hicache_core.spec.elements import ELEMENT_BYTES
 from hicache_core.spec.layout import IO_BACKENDS, LAYOUTS, Layout, RowGrid, Strides, layout_named
 from hicache_core.spec.platform import DEVICES, PLATFORMS, Alias, CopyKind, Platform, platform_named
 from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, Reuse, RowUnit, Span
@@ -17,6 +18,7 @@ from hicache_core.spec.storage import StorageKey, page_format
 
 __all__ = [
     "DEVICES",
+    "ELEMENT_BYTES",
     "IO_BACKENDS",
     "LAYOUTS",
     "PLATFORMS",

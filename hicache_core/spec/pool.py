@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import field, frozen
 from attrs import validators as v
 
 from hicache_core.errors import SpecError
 from hicache_core.spec.checks import int_tuple, name, whole
+
+_Choice = TypeVar("_Choice")
 
 
 class RowUnit(enum.Enum):
@@ -84,18 +86,30 @@ class PoolGeometry:
         """The whole number ``figure`` of the geometry; SpecError where it is absent or not positive."""
         value = self.params.get(figure, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refusal(
-                f"geometry {figure}={value!r}",
-                "a whole number of at least 1",
-                f"Give {figure} in the model file.",
-            )
+            raise self.refusal(figure, "a whole number of at least 1")
         return value
 
-    def refusal(
-        self, got: str, expected: str, remedy: str = "Correct the geometry in the model file."
-    ) -> SpecError:
-        """The error, to be raised, of a family that cannot declare a pool of this geometry."""
-        return SpecError(who=f"pool '{self.pool}' ({self.family})", got=got, expected=expected, remedy=remedy)
+    def choice(self, figure: str, choices: Mapping[str, _Choice]) -> _Choice:
+        """What ``choices`` has under the name that ``figure`` gives; SpecError where it has no such name."""
+        value = self.params.get(figure)
+        if not isinstance(value, str) or value not in choices:
+            raise self.refusal(figure, f"one of {', '.join(choices)}")
+        return choices[value]
+
+    def refusal(self, figure: str, expected: str, *, where: str = "") -> SpecError:
+        """The error, for the caller to raise, that says what ``figure`` is and what was expected of it.
+
+        Args:
+            figure: name of the figure.
+            expected: what it should be.
+            where: what makes it wrong, where that is not the figure alone: `` for pages of 64 slots``.
+        """
+        return SpecError(
+            who=f"pool '{self.pool}' ({self.family})",
+            got=f"geometry {figure}={self.params.get(figure)!r}{where}",
+            expected=expected,
+            remedy=f"Correct {figure} in the model file.",
+        )
 
     def declared(self, row_unit: RowUnit, buffers: Iterable[BufferSpec]) -> PoolSpec:
         """The declaration of this pool: what a model says of it, and the rows that its family gives it.

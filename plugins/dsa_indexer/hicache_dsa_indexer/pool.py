@@ -22,7 +22,7 @@ def declare(geometry: PoolGeometry) -> PoolSpec:
     dim, block = geometry.number("index_head_dim"), geometry.number("quant_block")
     if dim % block:
         raise geometry.refusal(
-            f"index_head_dim={dim} in quant blocks of {block}", "a key of whole quant blocks"
+            "index_head_dim", "a key of whole quant blocks", where=f" in quant blocks of {block}"
         )
     slot_bytes = dim * E4M3_BYTES + dim // block * FP32_BYTES
     rows = BufferSpec(name="index_k", row_bytes=geometry.index_space.page_slots * slot_bytes)

@@ -68,16 +68,13 @@ ROW_FORMATS: Mapping[str, RowFormat] = {
 
 
 def _row_format(geometry: PoolGeometry) -> RowFormat:
-    named = geometry.params.get("row_format")
-    if named is None:
+    if geometry.params.get("row_format") is None:
         return RowFormat(
             value_bytes=geometry.number("value_bytes"),
             scale_bytes=geometry.number("scale_bytes") if geometry.params.get("scale_bytes") else 0,
             row_align_bytes=geometry.number("row_align_bytes", 1),
         )
-    if not isinstance(named, str) or named not in ROW_FORMATS:
-        raise geometry.refusal(f"row_format={named!r}", f"one of {', '.join(ROW_FORMATS)}")
-    return ROW_FORMATS[named]
+    return geometry.choice("row_format", ROW_FORMATS)
 
 
 def _page_row(geometry: PoolGeometry) -> BufferSpec:
@@ -85,8 +82,9 @@ def _page_row(geometry: PoolGeometry) -> BufferSpec:
     slots, rest = divmod(geometry.index_space.page_slots, ratio)
     if rest:
         raise geometry.refusal(
-            f"compress_ratio={ratio} for pages of {geometry.index_space.page_slots} slots",
+            "compress_ratio",
             "a ratio that divides the page, so that compressed and full pages have the same numbers",
+            where=f" for pages of {geometry.index_space.page_slots} slots",
         )
     return _row_format(geometry).page_row(slots, ratio)
 

@@ -15,8 +15,9 @@ def _of_all_layers(geometry: PoolGeometry, figure: str) -> int:
     distinct = {evolve(geometry, params={figure: one}).number(figure) for one in given}
     if len(given) != len(geometry.layer_ids) or len(distinct) != 1:
         raise geometry.refusal(
-            f"{figure}={given!r} for {len(geometry.layer_ids)} layers",
+            figure,
             "one number, or the same number once per layer: all layers share ring and slot bytes",
+            where=f" for {len(geometry.layer_ids)} layers",
         )
     return distinct.pop()
 
@@ -33,8 +34,9 @@ def declare(geometry: PoolGeometry) -> PoolSpec:
     ring_slots = _of_all_layers(geometry, "ring_slots")
     if geometry.index_space.page_slots % ring_slots:
         raise geometry.refusal(
-            f"ring_slots={ring_slots} for pages of {geometry.index_space.page_slots} slots",
+            "ring_slots",
             "a ring that divides the page, so that each page has a ring of its own",
+            where=f" for pages of {geometry.index_space.page_slots} slots",
         )
     ring = BufferSpec(name="state", row_bytes=ring_slots * _of_all_layers(geometry, "slot_bytes"))
     return geometry.declared(RowUnit.PAGE, (ring,))

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable
 
-from hicache_core.errors import SpecError
-from hicache_core.spec import BufferSpec, PoolGeometry, PoolSpec, RowUnit
-
-ELEMENT_BYTES = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "uint8": 1,
-}
-
-_Choice = TypeVar("_Choice")
+from hicache_core.spec import ELEMENT_BYTES, BufferSpec, PoolGeometry, PoolSpec, RowUnit
 
 FP8_SCALE_GROUP = 128
 FP32_BYTES = 4
 BF16_BYTES = 2
 
 
-def _choice(geometry: PoolGeometry, name: str, choices: Mapping[str, _Choice]) -> _Choice:
-    value = geometry.params.get(name)
-    if not isinstance(value, str) or value not in choices:
-        raise SpecError(
-            who=f"pool '{geometry.pool}' ({geometry.family})",
-            got=f"geometry {name}={value!r}",
-            expected=f"one of {', '.join(choices)}",
-            remedy=f"Correct {name} in the model file.",
-        )
-    return choices[value]
-
-
 def _key_row_bytes(geometry: PoolGeometry) -> int:
     heads = geometry.number("kv_heads")
-    return heads * geometry.number("k_head_dim") * _choice(geometry, "dtype", ELEMENT_BYTES)
+    return heads * geometry.number("k_head_dim") * geometry.choice("dtype", ELEMENT_BYTES)
 
 
 def _keys_and_values(geometry: PoolGeometry) -> tuple[BufferSpec, ...]:
@@ -65,7 +40,7 @@ _LATENT_ROWS: dict[str, Callable[[int, int], int]] = {
 
 
 def _latent(geometry: PoolGeometry) -> tuple[BufferSpec, ...]:
-    row_bytes = _choice(geometry, "row_format", _LATENT_ROWS)
+    row_bytes = geometry.choice("row_format", _LATENT_ROWS)
     return (
         BufferSpec(
             name="kv", row_bytes=row_bytes(geometry.number("latent_dim"), geometry.number("rope_dim"))

@@ -57,6 +57,7 @@ def _rows(registry: PluginRegistry, family: str, params: dict[str, Any]) -> list
         ({**MHA, "dtype": "float32"}, 4_096, 4_096),
         ({**MHA, "dtype": "float16"}, 2_048, 2_048),
         ({**MHA, "dtype": "uint8"}, 1_024, 1_024),
+        ({**MHA, "dtype": "int8"}, 1_024, 1_024),
     ],
 )
 def test_keys_and_values_are_rows_of_their_own(
