@@ -16,15 +16,25 @@ def _key_row_bytes(geometry: PoolGeometry) -> int:
     return heads * geometry.number("k_head_dim") * geometry.choice("dtype", ELEMENT_BYTES)
 
 
+def _scales(geometry: PoolGeometry, *names: str) -> tuple[BufferSpec, ...]:
+    """A buffer of scales for each name whose ``<name>_bytes`` is neither absent nor zero."""
+    return tuple(
+        BufferSpec(name=name, row_bytes=geometry.number(f"{name}_bytes"))
+        for name in names
+        if geometry.params.get(f"{name}_bytes", 0) != 0
+    )
+
+
 def _keys_and_values(geometry: PoolGeometry) -> tuple[BufferSpec, ...]:
     k_bytes = _key_row_bytes(geometry)
     k_dim = geometry.number("k_head_dim")
     v_bytes = k_bytes // k_dim * geometry.number("v_head_dim", k_dim)
-    return BufferSpec(name="k", row_bytes=k_bytes), BufferSpec(name="v", row_bytes=v_bytes)
+    rows = BufferSpec(name="k", row_bytes=k_bytes), BufferSpec(name="v", row_bytes=v_bytes)
+    return (*rows, *_scales(geometry, "k_scale", "v_scale"))
 
 
 def _keys(geometry: PoolGeometry) -> tuple[BufferSpec, ...]:
-    return (BufferSpec(name="k", row_bytes=_key_row_bytes(geometry)),)
+    return (BufferSpec(name="k", row_bytes=_key_row_bytes(geometry)), *_scales(geometry, "k_scale"))
 
 
 def _scaled_fp8(latent: int, rope: int) -> int:

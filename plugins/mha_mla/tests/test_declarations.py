@@ -90,6 +90,33 @@ def test_keys_alone_are_one_buffer(registry: PluginRegistry) -> None:
     assert _rows(registry, "k_only", K_ONLY) == [("k", 256)]
 
 
+@pytest.mark.parametrize(
+    ("family", "scales", "rows"),
+    [
+        # one fp32 scale per token and head: 8 x 4
+        ("mha", {"k_scale_bytes": 32, "v_scale_bytes": 32}, [("k_scale", 32), ("v_scale", 32)]),
+        ("mha", {"k_scale_bytes": 4, "v_scale_bytes": 8}, [("k_scale", 4), ("v_scale", 8)]),
+        ("mha", {"k_scale_bytes": 4}, [("k_scale", 4)]),
+        ("mha", {"v_scale_bytes": 4}, [("v_scale", 4)]),
+        ("mha", {"k_scale_bytes": 0, "v_scale_bytes": 0}, []),
+        ("k_only", {"k_scale_bytes": 16}, [("k_scale", 16)]),
+        ("k_only", {"k_scale_bytes": 0}, []),
+    ],
+)
+def test_scales_of_their_own_are_buffers_after_the_rows(
+    registry: PluginRegistry, family: str, scales: dict[str, int], rows: list[tuple[str, int]]
+) -> None:
+    """Bytes a token, keys first; absent and zero mean none."""
+    params = {**GEOMETRIES[family], "dtype": "int8"}
+    assert _rows(registry, family, {**params, **scales}) == _rows(registry, family, params) + rows
+
+
+def test_a_page_counts_its_scales(registry: PluginRegistry) -> None:
+    """16 slots x 3 layers x (1,024 + 1,024 + 32 + 32)."""
+    params = {**MHA, "dtype": "int8", "k_scale_bytes": 32, "v_scale_bytes": 32}
+    assert registry.spec(_geometry("mha", params)).page_bytes == 101_376
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page_slots", [1, 64])
 def test_a_row_is_a_token(registry: PluginRegistry, family: str, page_slots: int) -> None:
@@ -117,12 +144,16 @@ def test_a_page_counts_all_layers_of_both_buffers(registry: PluginRegistry) -> N
         ("mha", "dtype", None),
         ("mha", "dtype", "int3"),
         ("mha", "dtype", ["bfloat16"]),
+        ("mha", "k_scale_bytes", -4),
+        ("mha", "k_scale_bytes", None),
+        ("mha", "v_scale_bytes", "4"),
         ("mla", "latent_dim", None),
         ("mla", "rope_dim", 0),
         ("mla", "row_format", "v4"),
         ("mla", "row_format", {}),
         ("k_only", "kv_heads", 1.0),
         ("k_only", "dtype", ""),
+        ("k_only", "k_scale_bytes", 1.5),
     ],
 )
 def test_a_figure_that_is_missing_or_wrong_is_refused(

@@ -9,8 +9,9 @@ import pytest
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
+from hicache_core.errors import IncompatibleError
 from hicache_core.plugins import PluginRegistry, load_plugins
-from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
+from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, Verdict, platform_named
 from hicache_core.testing.rigs import Rig, differences
 
 PLATFORMS = ("cpu-sim", "cuda-wsl2", "rocm-mi355x")
@@ -23,7 +24,36 @@ POOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "latent rows of 1152 bytes": ("mla", {"latent_dim": 512, "rope_dim": 64, "row_format": "bf16"}),
     "latent rows of 656 bytes": ("mla", {"latent_dim": 512, "rope_dim": 64, "row_format": "fp8_scaled"}),
     "keys alone": ("k_only", {"kv_heads": 1, "k_head_dim": 128, "dtype": "bfloat16"}),
+    "scales of 32 and 16 bytes": (
+        "mha",
+        {
+            "kv_heads": 8,
+            "k_head_dim": 32,
+            "v_head_dim": 16,
+            "dtype": "int8",
+            "k_scale_bytes": 32,
+            "v_scale_bytes": 16,
+        },
+    ),
+    "keys with scales": (
+        "k_only",
+        {"kv_heads": 1, "k_head_dim": 128, "dtype": "float8_e4m3fn", "k_scale_bytes": 16},
+    ),
 }
+UNEVEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "keys and values": (
+        "mha",
+        {
+            "kv_heads": 1,
+            "k_head_dim": 128,
+            "dtype": "float8_e4m3fn",
+            "k_scale_bytes": 4,
+            "v_scale_bytes": 4,
+        },
+    ),
+    "keys alone": ("k_only", {"kv_heads": 1, "k_head_dim": 128, "dtype": "int8", "k_scale_bytes": 4}),
+}
+DIRECT_PAIRS = tuple(pair for pair in PAIRS if pair[0] == "direct")
 PAGE_SLOTS = 16
 HOST_PAGES = 8
 
@@ -70,6 +100,10 @@ def there_and_back(rig: Rig) -> None:
     assert not differences(rig.snapshot(), expected)
 
 
+def _config(pair: tuple[str, str]) -> ControllerConfig:
+    return ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=HOST_PAGES, ring_bytes=100_000)
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("pool", POOLS)
@@ -78,6 +112,51 @@ def test_pages_go_out_and_come_back(
 ) -> None:
     """Rows, guards and untouched pages equal the oracle."""
     spec = declared(registry, "rows", *POOLS[pool], anchor=True, layer_ids=[0, 3, 4])
-    config = ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=HOST_PAGES, ring_bytes=100_000)
-    with Rig([spec], config, SimRuntime(platform_named(platform)), registry=registry) as rig:
+    with Rig([spec], _config(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
         there_and_back(rig)
+
+
+@pytest.mark.parametrize("pair", DIRECT_PAIRS, ids=" + ".join)
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("pool", UNEVEN)
+def test_scale_rows_of_four_bytes_move_by_copies(
+    registry: PluginRegistry, pool: str, platform: str, pair: tuple[str, str]
+) -> None:
+    """A copy has no rule about the multiple of a row."""
+    spec = declared(registry, "rows", *UNEVEN[pool], anchor=True, layer_ids=[0, 3, 4])
+    with Rig([spec], _config(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
+        there_and_back(rig)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("pool", UNEVEN)
+def test_scale_rows_of_four_bytes_are_not_moved_by_a_kernel(
+    registry: PluginRegistry, pool: str, platform: str
+) -> None:
+    """The pool says that it is neither staged nor moved by a kernel, naming the scales."""
+    spec = declared(registry, "rows", *UNEVEN[pool], anchor=True, layer_ids=[0, 3, 4])
+    declares = registry.capabilities(spec, platform_named(platform))
+    for capability in (declares.staged_write_back, declares.kernel_rows):
+        assert (capability.verdict, capability.code) == (Verdict.UNSUPPORTED, "row-alignment")
+        assert "k_scale=4" in capability.text
+        assert "k=" not in capability.text
+    assert declares.strided_copy
+
+
+@pytest.mark.parametrize(
+    ("platform", "rule"),
+    [
+        ("cpu-sim", "R5-no-way"),
+        ("cuda-wsl2", "R5-no-way"),
+        ("rocm-mi355x", "R2-staged-write-back"),
+    ],
+)
+def test_a_kernel_is_refused_for_scale_rows_of_four_bytes(
+    registry: PluginRegistry, platform: str, rule: str
+) -> None:
+    """At construction, with the pool and the rule that it breaks."""
+    spec = declared(registry, "rows", *UNEVEN["keys and values"], anchor=True, layer_ids=[0])
+    with pytest.raises(IncompatibleError) as caught:
+        Rig([spec], _config(PAIRS[0]), SimRuntime(platform_named(platform)), registry=registry)
+    assert caught.value.code == "incompatible"
+    assert [(v.rule, v.pool) for v in caught.value.violations] == [(rule, "rows")]
