@@ -8,6 +8,7 @@ import pytest
 
 from hicache_core.errors import SpecError
 from hicache_core.hookspecs import API_VERSION
+from hicache_core.models import load_model
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import IndexSpace, PoolGeometry, RowUnit
 from hicache_mha_mla import plugin
@@ -167,6 +168,16 @@ def test_a_figure_that_is_missing_or_wrong_is_refused(
     assert error.got == f"geometry {figure}={value!r}"
     assert error.expected
     assert figure in error.remedy
+
+
+def test_the_draft_layer_of_a_published_run_is_one_of_the_layers(registry: PluginRegistry) -> None:
+    """15 attention layers and a draft layer after the last layer of the model, 16 slots x 512 bytes each."""
+    model = load_model("qwen3.5-397b-a17b")
+    variant = model.variant("tp2_fp8kv_bf16state_mtp1", "rocm-mi355x")
+    geometry = next(g for g in variant.geometries() if g.pool == "kv")
+    spec = registry.spec(geometry)
+    assert spec.layer_ids == (*range(3, 60, 4), model.layer_count)
+    assert (spec.layer_count, spec.page_bytes) == (16, 16 * 16 * 512)
 
 
 def test_the_plugin_brings_its_families_for_this_api(registry: PluginRegistry) -> None:

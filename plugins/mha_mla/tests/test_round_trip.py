@@ -54,6 +54,8 @@ UNEVEN: dict[str, tuple[str, dict[str, Any]]] = {
     "keys alone": ("k_only", {"kv_heads": 1, "k_head_dim": 128, "dtype": "int8", "k_scale_bytes": 4}),
 }
 DIRECT_PAIRS = tuple(pair for pair in PAIRS if pair[0] == "direct")
+DRAFTED = {"kv_heads": 1, "k_head_dim": 256, "dtype": "float8_e4m3fn"}
+DRAFTED_LAYERS = (*range(3, 60, 4), 60)
 PAGE_SLOTS = 16
 HOST_PAGES = 8
 
@@ -160,3 +162,32 @@ def test_a_kernel_is_refused_for_scale_rows_of_four_bytes(
         Rig([spec], _config(PAIRS[0]), SimRuntime(platform_named(platform)), registry=registry)
     assert caught.value.code == "incompatible"
     assert [(v.rule, v.pool) for v in caught.value.violations] == [(rule, "rows")]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_draft_layers_move_with_the_layers_of_the_target(
+    registry: PluginRegistry, platform: str, pair: tuple[str, str]
+) -> None:
+    """15 layers of a model of 60, and a draft layer after them."""
+    spec = declared(registry, "rows", "mha", DRAFTED, anchor=True, layer_ids=DRAFTED_LAYERS)
+    with Rig([spec], _config(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
+        there_and_back(rig)
+
+
+def test_draft_layers_count_and_have_a_mark(registry: PluginRegistry) -> None:
+    """A page of 16 slots x 16 layers x 512 bytes; the draft layer has landed when its mark has passed."""
+    spec = declared(registry, "rows", "mha", DRAFTED, anchor=True, layer_ids=DRAFTED_LAYERS)
+    with Rig([spec], _config(PAIRS[0]), SimRuntime(platform_named("rocm-mi355x")), registry=registry) as rig:
+        (host,) = rig.allocate(1)
+        backup = rig.controller.backup(rig.slots([host]), rig.slots([3]))
+        backup.wait()
+        assert backup.nbytes == 16 * 16 * 512
+        rows = rig.device_rows["rows"]
+        expected = [rows[name].tensors[-1][48:64].clone() for name in ("k", "v")]
+        rig.poison_device()
+        load = rig.controller.load(rig.slots([host]), rig.slots([5]))
+        load.mark(60).synchronize()
+        for name, saved in zip(("k", "v"), expected, strict=True):
+            assert rows[name].tensors[-1][80:96].equal(saved)
+        load.wait()
