@@ -17,7 +17,7 @@ PLUGINS = {name: checks.load(package) for name, package in PLUGIN_PACKAGES.items
 CORE = checks.load(ROOT / checks.CORE)
 PACKAGES = [*CORE, *(module for plugin in PLUGINS.values() for module in plugin)]
 
-LATER_FAMILIES = {"mamba"}
+LATER_FAMILIES: set[str] = set()
 FAMILIES = LATER_FAMILIES.union(PLUGINS, *map(checks.declared_families, PLUGINS.values()))
 GENERIC_WORDS = {"paged", "state", "indexer"}
 STEMS = sorted({w for f in {*PLUGINS, *LATER_FAMILIES} for w in checks.words(f)} - GENERIC_WORDS)

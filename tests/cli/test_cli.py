@@ -23,6 +23,7 @@ PLUGINS = {
     "dsa_indexer": ("hicache-dsa-indexer", {"dsa_indexer"}),
     "dsv4_paged": ("hicache-dsv4-paged", {"dsv4_anchor", "dsv4_paged"}),
     "dsv4_state": ("hicache-dsv4-state", {"dsv4_state"}),
+    "mamba": ("hicache-mamba", {"mamba"}),
     "mha_mla": ("hicache-mha-mla", {"mha", "mla", "k_only"}),
 }
 
@@ -77,7 +78,7 @@ def test_error_is_one_line_of_reason_and_one_of_remedy() -> None:
 
 
 def test_plugins_lists_distributions_versions_and_families() -> None:
-    """Each plugin is there by name, distribution and version, in the table and in JSON."""
+    """All plugins are there by name, distribution and version, in the table and in JSON."""
     found = printed_json("plugins", "--json")
     assert found["schema"] == "hicache.plugins/1"
     table = hicache("plugins").stdout

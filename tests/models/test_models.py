@@ -284,7 +284,7 @@ def test_a_declaration_has_the_row_bytes_of_the_file(
     model: str, variant: str, registry: PluginRegistry
 ) -> None:
     """For every family that is installed, what the plugin declares is what the file was checked with."""
-    families = {"mha", "mla", "k_only", "dsv4_anchor", "dsv4_paged", "dsv4_state", "dsa_indexer"}
+    families = {"mha", "mla", "k_only", "dsv4_anchor", "dsv4_paged", "dsv4_state", "dsa_indexer", "mamba"}
     assert families <= set(registry.families)
     chosen = _variant(model, variant)
     for entry, geometry in zip(chosen.pools, chosen.geometries(), strict=True):
