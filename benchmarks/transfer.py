@@ -1,9 +1,9 @@
 """Paired transfer benchmark on a CUDA device: the controller against the bare runtime calls and the link.
 
 Every cell is measured in one process, ours and bare in turns. "ours" is ``controller.backup`` or ``load``
-until it returns (submit) and until its ticket is waited for (complete), given page numbers; "slots" is the same
-given token slots, 256 a page, all of which are checked. "bare" submits the very same runtime calls, made into
-Python lists beforehand, and waits for their stream. Medians; microseconds.
+until it returns (submit) and until its ticket is waited for (complete), given page numbers; "slots" is the
+same given token slots, 256 a page, all of which are checked. "bare" submits the very same runtime calls, made
+into Python lists beforehand, and waits for their stream. Medians; microseconds.
 
     python benchmarks/transfer.py --out benchmarks/results/NAME.json
 """

@@ -23,7 +23,7 @@ from attrs import frozen
 from hicache_core.errors import HostMemoryError, IndexRangeError, IndexTypeError, PairingError
 from hicache_core.memory.flat import Bytes, flat_bytes
 from hicache_core.memory.host import HostBuffer
-from hicache_core.memory.slots import int64_slots
+from hicache_core.memory.slots import int64_array
 from hicache_core.memory.tables import HostTable, Int64Array, host_table
 from hicache_core.spec import Layout, PoolSpec, page_format
 
@@ -291,7 +291,7 @@ class PageStorage:
         return number
 
     def _listed(self, pages: Any) -> Int64Array:
-        listed = int64_slots(pages, self._who)
+        listed = int64_array(pages, self._who)
         outside = listed[(listed < 0) | (listed >= self._pages)]
         if outside.size:
             raise self._outside(outside[:_SHOWN].tolist())

@@ -381,7 +381,8 @@ def test_strict_is_silent_where_nothing_failed(found: list[EntryPoint]) -> None:
 
 def test_installed_plugins_load_strictly() -> None:
     """The distributions of this repository, through their own entry points."""
-    registry = load_plugins(strict=True, required=["dsa_indexer", "dsv4_paged", "dsv4_state", "mamba", "mha_mla"])
+    installed = ["dsa_indexer", "dsv4_paged", "dsv4_state", "mamba", "mha_mla"]
+    registry = load_plugins(strict=True, required=installed)
     families = {"dsa_indexer", "dsv4_anchor", "dsv4_paged", "dsv4_state", "k_only", "mamba", "mha", "mla"}
     assert families <= set(registry.families)
     assert registry.owner("mha").distribution.startswith("hicache-mha-mla ")

@@ -8,7 +8,7 @@ import torch
 
 from hicache_core.device.base import Int64Array
 from hicache_core.errors import IndexRangeError, IndexTypeError, PairingError
-from hicache_core.memory.slots import int64_slots
+from hicache_core.memory.slots import int64_array
 from hicache_core.transfer.pairs import refuse_twice
 
 _SHOWN = 8
@@ -36,8 +36,8 @@ def token_pairs(
         IndexTypeError, IndexRangeError: one side is wrong by itself.
         PairingError: unequal lengths, or a token is written twice.
     """
-    host = int64_slots(host_tokens, f"{who}, host tokens")
-    device = int64_slots(device_tokens, f"{who}, device tokens")
+    host = int64_array(host_tokens, f"{who}, host tokens")
+    device = int64_array(device_tokens, f"{who}, device tokens")
     _check_lengths(len(host), len(device), who)
     kept = (host >= 0) & (device >= 0)
     host, device = host[kept], device[kept]

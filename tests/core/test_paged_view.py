@@ -163,7 +163,7 @@ def _move(call: Callable[..., Ticket], door: Door, pairs: list[PagePair]) -> Non
 @pytest.mark.parametrize("tensor", TENSORS)
 def test_pages_are_counted_from_the_first_row(door: Door, tensor: str) -> None:
     """The controller has as many device pages as are full."""
-    assert door.controller.device_pages == door.tensor.pages
+    assert door.controller.device_pages["full"] == door.tensor.pages
 
 
 def test_it_is_a_view() -> None:

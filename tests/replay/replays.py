@@ -117,7 +117,8 @@ def replayed(
 
 def device_rows(replay: Replay, pool: str = "kv") -> dict[str, list[np.ndarray]]:
     """The device rows of each buffer, one array a layer, as views: uint8[rows, row_bytes]."""
-    (owner,) = (p for p in replay._rows.device_pools if p.spec.pool == pool)
+    rows = [books.rows for books in replay._books.values()]
+    (owner,) = (p for row in rows for p in row.device_pools if p.spec.pool == pool)
     return {name: [layer.numpy() for layer in layers] for name, layers in owner.layers.items()}
 
 

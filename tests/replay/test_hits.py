@@ -58,15 +58,16 @@ class StillController:
     def __init__(self, space: IndexSpace, pages: int) -> None:
         self.host = PageAllocator(space, pages, who="host")
         self.group = self
+        self.allocators = {"full": self.host}
 
     def allocator(self, space: str) -> PageAllocator:
         """The allocator of the host."""
         return self.host
 
-    def load(self, host_slots: np.ndarray, device_slots: np.ndarray) -> Ticket:
+    def load(self, host_pages: np.ndarray, device_pages: np.ndarray, **_: object) -> Ticket:
         """Nothing to wait for."""
-        assert len(host_slots) == len(device_slots)
-        assert self.host.owns(host_slots)
+        assert len(host_pages) == len(device_pages)
+        assert self.host.owns(host_pages)
         return Ticket("load", 0, [], {}, lambda: None)
 
     backup = load
@@ -77,7 +78,7 @@ def cache_counts(requests: Sequence[Sequence[int]], device_blocks: int, host_blo
     space = IndexSpace(name="full", page_slots=1)
     controller = StillController(space, host_blocks)
     device = PageAllocator(space, device_blocks, who="device")
-    cache = HierarchicalCache(controller, device, 1, WriteThrough())  # type: ignore[arg-type]
+    cache = HierarchicalCache(controller, {"full": device}, 1, WriteThrough())  # type: ignore[arg-type]
     counts = Counts()
     for blocks in requests:
         admission = cache.admit(blocks)
@@ -88,7 +89,7 @@ def cache_counts(requests: Sequence[Sequence[int]], device_blocks: int, host_blo
         counts.referenced += len(blocks)
         counts.device_hits += admission.match.device_blocks
         counts.host_hits += admission.match.host_blocks
-        counts.backed_up += len(admission.backed_up)
+        counts.backed_up += len(admission.backed_up.at)
         counts.dropped += admission.dropped_blocks
     return counts
 

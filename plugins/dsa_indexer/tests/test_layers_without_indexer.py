@@ -150,7 +150,7 @@ def test_an_engine_passes_the_layers_that_own_rows(registry: PluginRegistry) -> 
     owned = [layer for layer, rows in enumerate(index_k) if len(rows)]
     spec = _indexer(registry, owned)
     controller = _controller(registry, runtime, spec, [index_k[layer] for layer in owned])
-    assert controller.device_pages == 5
+    assert controller.device_pages["full"] == 5
     host = controller.group.allocate({"full": PAGE_SLOTS})
     assert host is not None
     for layer in owned:

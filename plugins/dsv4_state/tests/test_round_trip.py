@@ -117,7 +117,7 @@ def test_a_state_tensor_with_its_sentinel_row_makes_page_rows(registry: PluginRe
     states = paged_view(memory.view(torch.float32), 8)
     pool = DevicePool(spec=spec, layers={"state": [states]})
     controller = Controller(config_of(("kernel", "page_first")), [pool], runtime, registry)
-    assert controller.device_pages == 5
+    assert controller.device_pages["full"] == 5
     slots = controller.group.allocate({"full": 5 * PAGE_SLOTS})
     assert slots is not None
     controller.group.anchor.buffers[0].memory.view.fill(1)
