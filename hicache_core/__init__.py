@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hicache_core.controller import Controller, ControllerConfig
     from hicache_core.device.sim import SimRuntime
+    from hicache_core.device_pool import DevicePool
     from hicache_core.models import load_model, model_names
     from hicache_core.plugins import load_plugins
-    from hicache_core.pool import DevicePool
     from hicache_core.spec import platform_named
 
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Controller": "hicache_core.controller",
     "ControllerConfig": "hicache_core.controller",
-    "DevicePool": "hicache_core.pool",
+    "DevicePool": "hicache_core.device_pool",
     "SimRuntime": "hicache_core.device.sim",
     "load_model": "hicache_core.models",
     "load_plugins": "hicache_core.plugins",

@@ -10,13 +10,14 @@ from attrs import evolve, field, frozen
 
 from hicache_core.compat import Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
+from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
 from hicache_core.errors import PluginError, SpecError
 from hicache_core.group import HostGroup
 from hicache_core.memory.host import MAX_REGISTRATION_BYTES
 from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
 from hicache_core.memory.tables import HostTable, KernelTable
 from hicache_core.plugins import PluginRegistry
-from hicache_core.pool import DevicePool, HostPool, build_pointer_tables, check_apart, check_device_pool
+from hicache_core.pool import HostPool, build_pointer_tables
 from hicache_core.spec import layout_named
 from hicache_core.spec.checks import whole
 from hicache_core.transfer.engine import Engine, load_groups

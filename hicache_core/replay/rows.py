@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from hicache_core.device.base import DeviceRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.memory.host import HostBuffer
-from hicache_core.pool import DevicePool, HostPool
+from hicache_core.pool import HostPool
 from hicache_core.replay.content import Int64Array, LayerContent, Uint64Array, page_pattern
 from hicache_core.spec import PoolSpec
 

@@ -21,8 +21,9 @@ from attrs import validators as v
 
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import DeviceRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.plugins import PluginRegistry
-from hicache_core.pool import DevicePool, HostPool
+from hicache_core.pool import HostPool
 from hicache_core.spec import BufferSpec, PoolSpec
 from hicache_core.testing.oracle import (
     POISON,

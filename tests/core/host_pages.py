@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from hicache_core.device.sim import SimRuntime
-from hicache_core.pool import DevicePool, HostPool
+from hicache_core.device_pool import DevicePool
+from hicache_core.pool import HostPool
 from hicache_core.spec import BufferSpec, IndexSpace, PoolSpec, RowUnit, layout_named, platform_named
 from hicache_core.testing.oracle import Bytes, HostShape, distinct_bytes, host_offset
 from hicache_core.testing.rigs import host_shape

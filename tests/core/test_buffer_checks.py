@@ -9,8 +9,8 @@ import torch
 
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.errors import AddressError, BufferMismatchError, HiCacheError
-from hicache_core.pool import DevicePool
 from hicache_core.spec import IndexSpace, PoolSpec, RowUnit
 from hicache_core.testing.stand_ins import pool_spec, registry_of
 

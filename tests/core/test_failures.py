@@ -11,9 +11,10 @@ import pytest
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
+from hicache_core.device_pool import DevicePool
 from hicache_core.errors import DeviceError, DeviceFault, SlotError, TransferError
 from hicache_core.memory.tables import BufferTables, KernelTable
-from hicache_core.pool import DevicePool, build_pointer_tables
+from hicache_core.pool import build_pointer_tables
 from hicache_core.spec import platform_named
 from hicache_core.testing.oracle import PagePair
 from hicache_core.testing.rigs import Rig, Snapshot, differences

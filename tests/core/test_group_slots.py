@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.errors import IncompatibleError, SlotError, UnknownNameError
 from hicache_core.group import HostGroup
 from hicache_core.memory.slots import slots_of
-from hicache_core.pool import DevicePool, HostPool
+from hicache_core.pool import HostPool
 from hicache_core.spec import BufferSpec, IndexSpace, PoolSpec, RowUnit, layout_named
 from hicache_core.testing.rigs import Rig
 

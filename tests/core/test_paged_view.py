@@ -11,8 +11,8 @@ from attrs import frozen
 
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device_pool import DevicePool, paged_view
 from hicache_core.errors import BufferMismatchError
-from hicache_core.pool import DevicePool, paged_view
 from hicache_core.spec import RowUnit, platform_named
 from hicache_core.testing.oracle import (
     POISON,

@@ -14,8 +14,8 @@ import torch
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import BatchCopies, StridedCopies
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.memory.slots import slots_of
-from hicache_core.pool import DevicePool
 from hicache_core.spec import IndexSpace, RowUnit
 from hicache_core.testing.oracle import HostShape, distinct_rows, expected_host_bytes
 from hicache_core.testing.rigs import DeviceOptions, Rig

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.errors import (
     HiCacheError,
     IndexRangeError,
@@ -19,7 +20,7 @@ from hicache_core.errors import (
     PairingError,
     UnsupportedTokensError,
 )
-from hicache_core.pool import DevicePool, HostPool
+from hicache_core.pool import HostPool
 from hicache_core.spec import BufferSpec, PoolSpec, RowUnit, Span, layout_named, platform_named
 from hicache_core.spec.capability import default_capabilities
 from hicache_core.testing.rigs import DeviceOptions, Rig

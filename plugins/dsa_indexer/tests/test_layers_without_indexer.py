@@ -11,9 +11,9 @@ import torch
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.streams import Scheduler
+from hicache_core.device_pool import DevicePool
 from hicache_core.errors import AddressError
 from hicache_core.plugins import PluginRegistry
-from hicache_core.pool import DevicePool
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
 from hicache_core.testing.rigs import Rig, differences
 from hicache_core.testing.stand_ins import pool_spec, registry_of

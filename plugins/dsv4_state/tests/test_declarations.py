@@ -117,7 +117,7 @@ def test_a_pool_without_layers_is_declared_by_numbers(registry: PluginRegistry) 
         # the ring does not divide the page of 256 slots
         ({**C4, "ring_slots": 3}, "ring_slots=3"),
         ({**C4, "ring_slots": 512}, "ring_slots=512"),
-        ({**C4, "ring_slots": [12, 12, 12]}, "ring_slots=12"),
+        ({**C4, "ring_slots": [12, 12, 12]}, "ring_slots=[12"),
         # layers that differ
         ({**C4, "ring_slots": [8, 8, 16]}, "ring_slots=[8, 8, 16]"),
         ({**C4, "slot_bytes": [8_192, 2_048, 8_192]}, "slot_bytes=[8192, 2048, 8192]"),

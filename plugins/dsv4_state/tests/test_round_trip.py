@@ -10,8 +10,8 @@ import torch
 
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device_pool import DevicePool, paged_view
 from hicache_core.plugins import PluginRegistry, load_plugins
-from hicache_core.pool import DevicePool, paged_view
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
 from hicache_core.testing.oracle import POISON
 from hicache_core.testing.rigs import Rig, differences

@@ -11,9 +11,9 @@ import torch
 from hicache_core.compat import Path
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import Faults, SimRuntime
+from hicache_core.device_pool import DevicePool
 from hicache_core.errors import IncompatibleError
 from hicache_core.plugins import PluginRegistry, load_plugins
-from hicache_core.pool import DevicePool
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
 from hicache_core.testing.oracle import POISON
 from hicache_core.testing.rigs import DeviceOptions, Rig, differences
