@@ -112,6 +112,7 @@ class Controller:
         groups = load_groups(_layers(config, device_pools), sum(page_bytes) // max(len(page_bytes), 1))
         self.engine = Engine(runtime, device, groups, config.ring_bytes)
         self.group = self._make_group(device_pools, host_pages, device)
+        self._anchor_space = self.group.anchor_space
         self.device_pages = _device_pages(device_pools)
         self.engine.attach([pool.ways for pool in self.group.pools if pool.ways is not None])
 
@@ -268,7 +269,7 @@ class Controller:
         self, host: Any, device: Any, others: Sides, numbers: Numbers, *, who: str, host_is_target: bool
     ) -> SpacePairs:
         """The page pairs of each space; all are checked before any page is held."""
-        sides = {self.group.anchor_space: (host, device), **others}
+        sides = {self._anchor_space: (host, device), **others}
         pairs = {}
         for name, (host_side, device_side) in sides.items():
             allocator = self.group.allocator(name)

@@ -148,9 +148,10 @@ class CudaRuntime:
     def record(self, stream: torch.cuda.Stream) -> CudaEvent:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         device = stream.device_index
-        pool = self._events.setdefault(device, [])
+        pool = self._events.get(device)
         if pool:
             return CudaEvent(self._rt, pool, stream.cuda_stream)
+        pool = self._events.setdefault(device, [])
         # A new event belongs to the current device, and is recorded in streams of that device alone.
         with torch.cuda.device(device):
             return CudaEvent(self._rt, pool, stream.cuda_stream)

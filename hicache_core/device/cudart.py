@@ -157,11 +157,15 @@ class CudaRt:
 
     def record(self, event: int, stream: int) -> None:
         """Put the event after everything that the stream has."""
-        self.check(self._record(event, stream), "cudaEventRecord")
+        rc = self._record(event, stream)
+        if rc:
+            self.check(rc, "cudaEventRecord")
 
     def wait(self, stream: int, event: int) -> None:
         """Let the stream go on after the event, as it is now."""
-        self.check(self._wait(stream, event, 0), "cudaStreamWaitEvent")
+        rc = self._wait(stream, event, 0)
+        if rc:
+            self.check(rc, "cudaStreamWaitEvent")
 
     def query(self, event: int) -> bool:
         """Whether the event has passed."""

@@ -256,7 +256,7 @@ class PageAllocator:
         with self._lock:
             state = self._state[pages]
             # As unsigned numbers, free pages lie above written ones.
-            if state.view(np.uint32).max(initial=0) >= _WRITTEN:
+            if state.size and np.maximum.reduce(state.view(np.uint32)) >= _WRITTEN:
                 self._refuse(pages, (state == _FREE) | (state == _WRITTEN))
             self._state[pages] = state + 1
 
