@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from hicache_core.compat import Violation
 from hicache_core.errors import IncompatibleError, UnknownNameError
+from hicache_core.memory.links import PageLinks
 from hicache_core.memory.slots import Int64Array, PageAllocator
 from hicache_core.pool import HostPool
 
@@ -15,7 +18,8 @@ Reclaim = Callable[[str, int], None]
 class HostGroup:
     """Host pools that stand for the same cached tokens.
 
-    Each index space has one allocator; the pools of the space share its slots and never allocate.
+    Each index space has one allocator; the pools of the space share its slots and never allocate. ``links``
+    says which pages of each other space belong to the anchor's, for engines that keep no such table themselves.
 
     Args:
         pools: the pools, exactly one of them the anchor.
@@ -38,6 +42,10 @@ class HostGroup:
                 )
             elif known.pages > pool.pages:
                 raise _too_few_pages(pool, known.pages)
+        anchor = self.allocators[self.anchor_space]
+        self.links = {
+            name: PageLinks(anchor, other) for name, other in self.allocators.items() if other is not anchor
+        }
 
     @property
     def anchor_space(self) -> str:
@@ -98,16 +106,35 @@ class HostGroup:
         return got
 
     def free(self, slots: Mapping[str, Int64Array]) -> None:
-        """Give the slots of each space back, all or nothing.
+        """Give the slots of each space back, all or nothing; what is linked to the anchor's goes with it.
 
         Raises:
             SlotError: one is not owned or still held; nothing changed in any space.
         """
         pages = {name: self.allocator(name).pages_of(mine) for name, mine in slots.items()}
+        anchor = pages.get(self.anchor_space)
+        if anchor is not None:
+            self.allocators[self.anchor_space].check_returnable(anchor)
+            for name, links in self.links.items():
+                linked, named = links.pages(anchor), pages.get(name, anchor[:0])
+                pages[name] = np.concatenate([named, np.setdiff1d(linked[linked >= 0], named)])
         for name, mine in pages.items():
             self.allocator(name).check_returnable(mine)
         for name, mine in pages.items():
             self.allocator(name).give_back(mine)
+            if name in self.links:
+                self.links[name].unlink(mine)
+
+    def usable_pages(self, anchor_pages: Int64Array) -> int:
+        """How many leading pages of a prefix can be restored: those of which every index space has its part.
+
+        Args:
+            anchor_pages: int64[n], the anchor's pages of the prefix, root first.
+        """
+        usable = np.ones(len(anchor_pages), dtype=np.bool_)
+        for links in self.links.values():
+            usable &= links.restorable(anchor_pages)
+        return int(np.flatnonzero(usable)[-1]) + 1 if usable.any() else 0
 
     def destroy(self) -> None:
         """Unregister and release all host memory; a second call does nothing."""

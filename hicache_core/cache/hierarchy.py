@@ -15,10 +15,11 @@ from attrs import define, field
 
 from hicache_core.cache.index import Key, Match, PrefixIndex, Tier
 from hicache_core.cache.policies import Policy
-from hicache_core.cache.store import SecondSpace, Store, retention
+from hicache_core.cache.store import SecondSpace, Store
 from hicache_core.controller import Controller
 from hicache_core.errors import CapacityError, TransferError
 from hicache_core.memory.slots import Int64Array, PageAllocator, page_numbers
+from hicache_core.spec import retention
 from hicache_core.transfer.ticket import Ticket
 
 
@@ -40,12 +41,14 @@ class SpaceAdmission:
 
     Args:
         used: keys that may not be given up meanwhile.
+        kept: positions of the blocks whose pages outlive the request.
         loaded: blocks that come from the host.
         computed: blocks that the engine computes and keeps.
         backed_up: blocks in the backup, with their host pages, once committed.
     """
 
     used: list[Key]
+    kept: list[int]
     loaded: Placed
     computed: Placed
     backed_up: Placed = field(factory=Placed)
@@ -130,11 +133,15 @@ class HierarchicalCache:
         self.device.riders.append(space.device)
         self.host.riders.append(space.host)
 
-    def admit(self, keys: Sequence[Key]) -> Admission:
+    def admit(self, keys: Sequence[Key], complete_blocks: int | None = None) -> Admission:
         """Match a request, give it device pages and start to load what the host has.
+
+        Of other index spaces the request keeps what a longer one will need: of the prefix of its complete
+        blocks, and of a resident prefix that could not be used, since it computes through its end.
 
         Args:
             keys: its blocks, root first, each once.
+            complete_blocks: leading blocks that no longer request will fill up; None for all.
 
         Raises:
             CapacityError: it has more blocks than the device can free; nothing has changed.
@@ -157,10 +164,12 @@ class HierarchicalCache:
         there = [self.index.device.pages(key) for key in keys[:resident]]
         pages = np.concatenate([*there, fresh.ravel()]).reshape(-1, self.device.block_pages)
         usable = match.device_blocks + match.host_blocks
+        longest = resident + found.host_blocks
+        ends = (longest, len(keys) if complete_blocks is None else complete_blocks)
         others: dict[str, SpaceAdmission] = {}
         try:
             for name, space in self.others.items():
-                others[name] = self._admit_in(space, keys, usable)
+                others[name] = self._admit_in(space, keys, usable, ends)
             load = self._load(keys, pages, range(match.device_blocks, usable), others)
         except BaseException:
             self.device.give_back(fresh)
@@ -172,7 +181,7 @@ class HierarchicalCache:
         return Admission(
             keys=keys,
             match=match,
-            cut_blocks=resident + found.host_blocks - usable,
+            cut_blocks=longest - usable,
             resident_blocks=resident,
             pages=pages,
             load=load,
@@ -196,12 +205,21 @@ class HierarchicalCache:
         device = min(found.device_blocks, usable)
         return Match(device_blocks=device, host_blocks=usable - device)
 
-    def _admit_in(self, space: SecondSpace, keys: Sequence[Key], usable: int) -> SpaceAdmission:
-        """Give a request device pages of another index space, for what it loads and what it computes."""
-        resident, kept = space.device.tier, space.retention
-        needed = kept.needed(usable)
+    def _admit_in(
+        self, space: SecondSpace, keys: Sequence[Key], usable: int, ends: Iterable[int]
+    ) -> SpaceAdmission:
+        """Give a request device pages of another index space, for what it loads and what it computes.
+
+        Args:
+            space: the space.
+            keys: the blocks of the request.
+            usable: leading blocks that are not computed.
+            ends: lengths of the prefixes for which it keeps what they need.
+        """
+        resident, needed = space.device.tier, space.retention.needed(usable)
+        kept = sorted({at for end in ends for at in space.retention.needed(end)})
         load = [at for at in needed if keys[at] not in resident]
-        compute = [at for at in kept.kept(len(keys)) if at >= usable and keys[at] not in resident]
+        compute = [at for at in kept if at >= usable and keys[at] not in resident]
         used = [keys[at] for at in needed]
         self._locks[space.name].update(used)
         pages = space.device.room(len(load) + len(compute), at_least=len(load))
@@ -217,6 +235,7 @@ class HierarchicalCache:
         compute = compute[len(load) + len(compute) - len(pages) :]
         return SpaceAdmission(
             used=used,
+            kept=kept,
             loaded=Placed(at=load, pages=pages[: len(load)]),
             computed=Placed(at=compute, pages=pages[len(load) :]),
         )
@@ -289,7 +308,7 @@ class HierarchicalCache:
     def _wanted(self, admission: Admission, space: SecondSpace) -> list[int]:
         """Positions of the blocks whose pages of another index space go to the host, beside the anchor's."""
         keys, going = admission.keys, set(admission.backed_up.at)
-        kept = space.retention.kept(len(keys))
+        kept = admission.others[space.name].kept
         return [
             at
             for at in self._policy.to_back_up(keys, space.host.tier)

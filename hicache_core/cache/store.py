@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import field, frozen
 
 from hicache_core.cache.index import Key, Tier
 from hicache_core.memory.slots import Int64Array, PageAllocator
-from hicache_core.spec import IndexSpace, Reuse
+from hicache_core.spec import Retention
 
 
 class Store:
@@ -68,62 +67,6 @@ class Store:
     def give_back(self, pages: Int64Array) -> None:
         """Take back pages that no resident block has."""
         self.allocator.give_back(pages.ravel())
-
-
-@frozen(kw_only=True)
-class Retention:
-    """What a block keeps of an index space, and what a prefix of blocks needs of it.
-
-    Args:
-        block_pages: pages that a block keeps.
-        needed_blocks: a prefix needs the pages of so many of its last blocks.
-        leaf_only: whether only the last block of a request keeps pages, else every block.
-    """
-
-    block_pages: int
-    needed_blocks: int
-    leaf_only: bool = False
-
-    def needed(self, blocks: int) -> range:
-        """Positions of the blocks whose pages a prefix of ``blocks`` blocks needs."""
-        return range(max(blocks - self.needed_blocks, 0), blocks)
-
-    def kept(self, blocks: int) -> range:
-        """Positions of the blocks that keep pages in a request of ``blocks`` blocks."""
-        return range(max(blocks - 1, 0) if self.leaf_only else 0, blocks)
-
-
-class _Rule(Protocol):
-    def __call__(self, space: IndexSpace, block_slots: int) -> Retention: ...
-
-
-def _all_pages(space: IndexSpace, block_slots: int) -> Retention:
-    return Retention(block_pages=-(-block_slots // space.page_slots), needed_blocks=1 << 62)
-
-
-def _trailing_pages(space: IndexSpace, block_slots: int) -> Retention:
-    window = space.window_slots or 0
-    pages = -(-min(window, block_slots) // space.page_slots)
-    return Retention(block_pages=pages, needed_blocks=-(-window // block_slots))
-
-
-def _leaf(space: IndexSpace, block_slots: int) -> Retention:
-    return Retention(block_pages=1, needed_blocks=1, leaf_only=True)
-
-
-_RULES: Mapping[Reuse, _Rule] = {
-    Reuse.ALL_PAGES: _all_pages,
-    Reuse.TRAILING_PAGES: _trailing_pages,
-    Reuse.LEAF: _leaf,
-}
-
-
-def retention(space: IndexSpace, block_slots: int) -> Retention:
-    """What blocks of ``block_slots`` token slots keep of an index space.
-
-    A window keeps only the pages that its end covers; a checkpoint stands for the prefix that ends there.
-    """
-    return _RULES[space.reuse](space, block_slots)
 
 
 @frozen(kw_only=True, eq=False)

@@ -186,7 +186,8 @@ class Replay:
         keys = {name: self._keys(name, request) for name in self._books}
         try:
             with report.timed("load"):
-                admission = self._cache.admit(names)
+                complete = min(request.input_tokens // request.block_tokens, len(names))
+                admission = self._cache.admit(names, complete)
                 self._cache.land(admission)
         except TransferError:
             # The load was refused: the request goes unserved.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from hicache_core.cache.store import Retention, retention
 from hicache_core.compat import Query, solve
 from hicache_core.errors import CapacityError
 from hicache_core.models import Variant, load_model
 from hicache_core.plugins import PluginRegistry
-from hicache_core.spec import IndexSpace, Platform, PoolSpec, Reuse, platform_named
+from hicache_core.spec import IndexSpace, Platform, PoolSpec, Retention, Reuse, platform_named, retention
 from hicache_core.spec.checks import whole
 
 

@@ -14,6 +14,7 @@ from hicache_core.spec.elements import ELEMENT_BYTES
 from hicache_core.spec.layout import IO_BACKENDS, LAYOUTS, Layout, RowGrid, Strides, layout_named
 from hicache_core.spec.platform import DEVICES, PLATFORMS, Alias, CopyKind, Platform, platform_named
 from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, Reuse, RowUnit, Span
+from hicache_core.spec.retention import Retention, retention
 from hicache_core.spec.storage import StorageKey, page_format
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Platform",
     "PoolGeometry",
     "PoolSpec",
+    "Retention",
     "Reuse",
     "RowGrid",
     "RowUnit",
@@ -45,6 +47,7 @@ __all__ = [
     "not_applicable",
     "page_format",
     "platform_named",
+    "retention",
     "supported",
     "unsupported",
 ]
