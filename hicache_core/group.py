@@ -19,7 +19,7 @@ class HostGroup:
     """Host pools that stand for the same cached tokens.
 
     Each index space has one allocator; the pools of the space share its slots and never allocate. ``links``
-    says which pages of each other space belong to the anchor's, for engines that keep no such table themselves.
+    say which pages of each other space belong to the anchor's, for engines that keep no such table.
 
     Args:
         pools: the pools, exactly one of them the anchor.

@@ -49,6 +49,7 @@ Snapshot = dict[tuple[str, str, str], Bytes]
 SpacePages = Mapping[str, Sequence[PagePair]]
 """The page pairs of index spaces other than the anchor's."""
 _NONE: SpacePages = {}
+_OUT, _BACK = (3, 4, 7, 1), (0, 8, 2, 11)
 
 
 @frozen(kw_only=True)
@@ -279,6 +280,25 @@ class Rig(Generic[RuntimeT]):
                 to_host=to_host,
             )
         return after
+
+    def there_and_back(self, out: Sequence[int] = _OUT, back: Sequence[int] = _BACK) -> None:
+        """Back pages of the anchor's space up, poison the device, load them into others, compare every byte.
+
+        Args:
+            out: device pages that are backed up; as many host pages are allocated.
+            back: device pages that they are loaded into.
+        """
+        host = self.allocate(len(out))
+        self.fill_host()
+        pairs = list(zip(host, out, strict=True))
+        expected = self.after_backup(self.snapshot(), pairs)
+        self.controller.backup(*self.sides(pairs)).wait()
+        assert not differences(self.snapshot(), expected), "backup"
+        self.poison_device()
+        pairs = list(zip(host, back, strict=True))
+        expected = self.after_load(self.snapshot(), pairs)
+        self.controller.load(*self.sides(pairs)).wait()
+        assert not differences(self.snapshot(), expected), "load"
 
     def _shapes(
         self, pairs: Sequence[PagePair], others: SpacePages

@@ -14,7 +14,7 @@ from hicache_core.device_pool import DevicePool, paged_view
 from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
 from hicache_core.testing.oracle import POISON
-from hicache_core.testing.rigs import Rig, differences
+from hicache_core.testing.rigs import Rig
 
 PLATFORMS = ("cpu-sim", "cuda-wsl2", "rocm-mi355x")
 PAIRS = (("kernel", "page_first"), ("direct", "layer_first"), ("direct", "page_first_direct"))
@@ -58,21 +58,6 @@ def config_of(pair: tuple[str, str]) -> ControllerConfig:
     return ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=HOST_PAGES, ring_bytes=100_000)
 
 
-def there_and_back(rig: Rig) -> None:
-    """Back four pages up, poison the device, load them into other pages; the oracle knows every byte."""
-    host = rig.allocate(4)
-    rig.fill_host()
-    pairs = list(zip(host, [3, 4, 7, 1], strict=True))
-    expected = rig.after_backup(rig.snapshot(), pairs)
-    rig.controller.backup(rig.slots(host), rig.slots(page for _, page in pairs)).wait()
-    assert not differences(rig.snapshot(), expected)
-    rig.poison_device()
-    pairs = list(zip(host, [0, 8, 2, 11], strict=True))
-    expected = rig.after_load(rig.snapshot(), pairs)
-    rig.controller.load(rig.slots(host), rig.slots(page for _, page in pairs)).wait()
-    assert not differences(rig.snapshot(), expected)
-
-
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("pool", POOLS)
@@ -82,7 +67,7 @@ def test_rings_go_out_and_come_back(
     """Rows, guards and untouched pages equal the oracle."""
     spec = declared(registry, POOLS[pool])
     with Rig([spec], config_of(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 def test_rings_of_both_kinds_travel_together(registry: PluginRegistry) -> None:
@@ -93,7 +78,7 @@ def test_rings_of_both_kinds_travel_together(registry: PluginRegistry) -> None:
     ]
     runtime = SimRuntime(platform_named("rocm-mi355x"))
     with Rig(specs, config_of(("kernel", "page_first")), runtime, registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 @pytest.mark.parametrize("pool", POOLS)

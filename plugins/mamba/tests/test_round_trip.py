@@ -16,7 +16,7 @@ from hicache_core.errors import IncompatibleError
 from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
 from hicache_core.testing.oracle import POISON
-from hicache_core.testing.rigs import DeviceOptions, Rig, differences
+from hicache_core.testing.rigs import DeviceOptions, Rig
 
 PLATFORMS = ("cpu-sim", "cuda-wsl2", "rocm-mi355x")
 STAGED_PAIR = ("kernel", "page_first")
@@ -73,21 +73,6 @@ def _runtime(platform: str) -> SimRuntime:
     return SimRuntime(platform_named(platform))
 
 
-def there_and_back(rig: Rig) -> None:
-    """Back four slots up, poison the device, load them into other slots; the oracle knows every byte."""
-    host = rig.allocate(4)
-    rig.fill_host()
-    pairs = list(zip(host, [3, 4, 7, 1], strict=True))
-    expected = rig.after_backup(rig.snapshot(), pairs)
-    rig.controller.backup(rig.slots(host), rig.slots(slot for _, slot in pairs)).wait()
-    assert not differences(rig.snapshot(), expected)
-    rig.poison_device()
-    pairs = list(zip(host, [0, 8, 2, 11], strict=True))
-    expected = rig.after_load(rig.snapshot(), pairs)
-    rig.controller.load(rig.slots(host), rig.slots(slot for _, slot in pairs)).wait()
-    assert not differences(rig.snapshot(), expected)
-
-
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("pool", POOLS)
@@ -97,7 +82,7 @@ def test_slots_go_out_and_come_back(
     """Rows, guards and untouched slots equal the oracle."""
     spec = _declared(registry, POOLS[pool])
     with Rig([spec], _config(pair), _runtime(platform), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
@@ -108,7 +93,7 @@ def test_draft_layers_move_with_the_layers_of_the_target(
     """Three layers of a model of five, and two draft layers after them."""
     spec = _declared(registry, POOLS["side states"], layer_ids=(*LAYER_IDS, 5, 6))
     with Rig([spec], _config(pair), _runtime(platform), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 @pytest.mark.parametrize("ring_bytes", [0, 575, 576, 8_191, 8_192])
@@ -121,7 +106,7 @@ def test_rows_larger_than_the_ring_go_around_it(
     with Rig([_declared(registry, STATES)], config, _runtime(platform), registry=registry) as rig:
         plan = rig.controller.plan.pools["states"]
         assert (plan.staged, plan.backup) == (True, Path.STAGED)
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 @pytest.mark.parametrize("options", [{}, {"slab": True}, {"slab": True, "gap_bytes": 64}], ids=str)
@@ -134,7 +119,7 @@ def test_device_tensors_keep_their_element_type(
     spec = _declared(registry, POOLS["side states"])
     lying = DeviceOptions(dtype=dtype, **options)
     with Rig([spec], _config(pair), _runtime("rocm-mi355x"), options=lying, registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 def _engine_tensors(runtime: SimRuntime, slots: int) -> dict[str, torch.Tensor]:
@@ -217,7 +202,7 @@ def test_uneven_rows_are_served_by_direct_alone(registry: PluginRegistry, pool: 
     """Rows of 30 and of 4 bytes move by copies; a kernel is refused for them at construction."""
     spec = _declared(registry, UNEVEN[pool])
     with Rig([spec], _config(DIRECT_PAIR), _runtime(platform), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
     with pytest.raises(IncompatibleError) as caught:
         Rig([spec], _config(STAGED_PAIR), _runtime(platform), registry=registry)
     (violation,) = caught.value.violations

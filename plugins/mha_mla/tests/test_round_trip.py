@@ -12,7 +12,7 @@ from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import IncompatibleError
 from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, Verdict, platform_named
-from hicache_core.testing.rigs import Rig, differences
+from hicache_core.testing.rigs import Rig
 
 PLATFORMS = ("cpu-sim", "cuda-wsl2", "rocm-mi355x")
 PAIRS = (("kernel", "page_first"), ("direct", "layer_first"), ("direct", "page_first_direct"))
@@ -87,21 +87,6 @@ def declared(
     return registry.spec(geometry)
 
 
-def there_and_back(rig: Rig) -> None:
-    """Back four pages up, poison the device, load them into other pages; the oracle knows every byte."""
-    host = rig.allocate(4)
-    rig.fill_host()
-    pairs = list(zip(host, [3, 4, 7, 1], strict=True))
-    expected = rig.after_backup(rig.snapshot(), pairs)
-    rig.controller.backup(rig.slots(host), rig.slots(page for _, page in pairs)).wait()
-    assert not differences(rig.snapshot(), expected)
-    rig.poison_device()
-    pairs = list(zip(host, [0, 8, 2, 11], strict=True))
-    expected = rig.after_load(rig.snapshot(), pairs)
-    rig.controller.load(rig.slots(host), rig.slots(page for _, page in pairs)).wait()
-    assert not differences(rig.snapshot(), expected)
-
-
 def _config(pair: tuple[str, str]) -> ControllerConfig:
     return ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=HOST_PAGES, ring_bytes=100_000)
 
@@ -115,7 +100,7 @@ def test_pages_go_out_and_come_back(
     """Rows, guards and untouched pages equal the oracle."""
     spec = declared(registry, "rows", *POOLS[pool], anchor=True, layer_ids=[0, 3, 4])
     with Rig([spec], _config(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 @pytest.mark.parametrize("pair", DIRECT_PAIRS, ids=" + ".join)
@@ -127,7 +112,7 @@ def test_scale_rows_of_four_bytes_move_by_copies(
     """A copy has no rule about the multiple of a row."""
     spec = declared(registry, "rows", *UNEVEN[pool], anchor=True, layer_ids=[0, 3, 4])
     with Rig([spec], _config(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -172,7 +157,7 @@ def test_draft_layers_move_with_the_layers_of_the_target(
     """15 layers of a model of 60, and a draft layer after them."""
     spec = declared(registry, "rows", "mha", DRAFTED, anchor=True, layer_ids=DRAFTED_LAYERS)
     with Rig([spec], _config(pair), SimRuntime(platform_named(platform)), registry=registry) as rig:
-        there_and_back(rig)
+        rig.there_and_back()
 
 
 def test_draft_layers_count_and_have_a_mark(registry: PluginRegistry) -> None:
