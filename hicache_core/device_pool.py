@@ -90,11 +90,17 @@ def paged_view(layer: torch.Tensor, rows_per_page: int, first_row: int = 0) -> t
 def _check_layer(who: str, layer: torch.Tensor, buffer: BufferSpec) -> None:
     if layer.dim() < 2:
         raise _mismatch(who, f"a tensor of {layer.dim()} dimensions", "rows, then their elements")
-    row = layer[:1].flatten()
-    row_bytes = row.numel() * layer.element_size()
-    if layer.shape[0] and row_bytes != buffer.row_bytes:
+    if not layer.shape[0]:
+        raise BufferMismatchError(
+            who=who,
+            got="a layer of no rows",
+            expected="rows in every layer that the pool lists",
+            remedy="Leave layers that own nothing out of layer_ids, and their tensors out of the pool.",
+        )
+    row_bytes = layer[0].numel() * layer.element_size()
+    if row_bytes != buffer.row_bytes:
         raise _mismatch(who, f"rows of {row_bytes} bytes", f"{buffer.row_bytes}, as the host rows")
-    if layer.shape[0] and not layer[0].is_contiguous():
+    if not layer[0].is_contiguous():
         raise _mismatch(who, f"a row of strides {layer[0].stride()}", "contiguous rows")
     if layer.shape[0] > 1 and layer.stride(0) * layer.element_size() < buffer.row_bytes:
         raise _mismatch(who, f"rows {layer.stride(0) * layer.element_size()} bytes apart", "rows apart")

@@ -168,6 +168,13 @@ def test_a_tensor_of_another_device_is_refused(runtime: SimRuntime) -> None:
         _refused(runtime, _pool(runtime, pool.spec, b0=[*pool.layers["b0"][:2], stray]), AddressError)
 
 
+def test_a_layer_of_no_rows_is_left_out_by_its_owner(runtime: SimRuntime) -> None:
+    """I16: a layer that owns nothing is not listed; listed with no rows, it is refused early."""
+    pool = _pool(runtime, pool_spec(K))
+    empty = _rows(runtime, K)[:0]
+    _refused(runtime, _pool(runtime, pool.spec, b0=[*pool.layers["b0"][:2], empty]), BufferMismatchError)
+
+
 def test_the_shortest_layer_gives_the_pages(runtime: SimRuntime) -> None:
     """I15: a page exists where every buffer of every layer has all its rows."""
     spec = pool_spec(K, V)

@@ -12,7 +12,7 @@ from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.streams import Scheduler
 from hicache_core.device_pool import DevicePool
-from hicache_core.errors import AddressError
+from hicache_core.errors import BufferMismatchError
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, platform_named
 from hicache_core.testing.rigs import Rig, differences
@@ -166,7 +166,7 @@ def test_a_layer_of_no_rows_that_is_passed_is_refused(registry: PluginRegistry) 
     """It has no memory to read or write; the controller is not made, and nothing stays registered."""
     runtime = SimRuntime()
     index_k = _tensors(runtime, (0, 1, 3))
-    with pytest.raises(AddressError) as caught:
+    with pytest.raises(BufferMismatchError) as caught:
         _controller(registry, runtime, _indexer(registry, range(LAYERS)), index_k)
-    assert caught.value.code == "address"
+    assert caught.value.code == "buffer-mismatch"
     assert not runtime.memory.registrations
