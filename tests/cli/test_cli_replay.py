@@ -44,11 +44,15 @@ def test_good_replay_exits_with_0_and_agrees_with_the_twin(trace: Path) -> None:
     """JSON with a schema, the counts of the twin, and bytes that are blocks times row bytes."""
     expected = twin(trace)
     found = printed_json("replay", trace, *replay_options(), "--json")
-    assert found["schema"] == "hicache.replay/1"
+    assert found["schema"] == "hicache.replay/2"
     assert (found["requests"], found["requests_too_large"]) == (52, expected.too_large)
     assert expected.too_large > 0
     assert found["blocks"]["referenced"] == expected.referenced
-    assert found["hits"] == {"device_blocks": expected.device_hits, "host_blocks": expected.host_hits}
+    assert found["hits"] == {
+        "device_blocks": expected.device_hits,
+        "host_blocks": expected.host_hits,
+        "cut_blocks": 0,
+    }
     assert found["bytes"]["device_to_host"] == expected.backed_up * BLOCK_BYTES
     assert found["bytes"]["host_to_device"] == expected.host_hits * BLOCK_BYTES
     assert found["verified_bytes"] == expected.host_hits * BLOCK_BYTES > 0
@@ -106,7 +110,7 @@ def test_packed_trace_is_read_as_well(trace: Path, tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(trace.read_bytes()))
     plain, unpacked = (printed_json("replay", p, *replay_options(), "--json") for p in (trace, packed))
     for report in (plain, unpacked):
-        del report["seconds"], report["gigabytes_per_second"]
+        del report["seconds"], report["gigabytes_per_second"], report["made"]
     assert plain == unpacked
 
 
@@ -120,7 +124,7 @@ def test_claude_code_sessions_are_read_as_well(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(s) + "\n" for s in sessions), encoding="utf-8")
         found = printed_json("replay", path, *replay_options(tokens_per_block=None), "--json")
         assert (found["requests"], found["blocks"]["referenced"]) == (4, 8)
-        assert found["hits"] == {"device_blocks": 4, "host_blocks": 0}
+        assert found["hits"] == {"device_blocks": 4, "host_blocks": 0, "cut_blocks": 0}
         assert found["bytes"]["device_to_host"] == 4 * 64 * 4096
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hicache_core.replay.report import Report
 from hicache_core.replay.runner import Replay
 from hicache_core.replay.setup import ReplayConfig
 from hicache_core.replay.trace import TraceRequest
+from tests.hybrid_twin import HybridCounts, HybridTwin, TwinSpace, hybrid_counts
 from tests.lru_twin import Counts, twin_counts
 
 TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
@@ -74,6 +75,34 @@ def blocks_of(requests: Iterable[TraceRequest]) -> list[list[tuple[str, int]]]:
 def twin_of(requests: Iterable[TraceRequest], device_blocks: int, host_blocks: int) -> Counts:
     """What the twin counts for requests."""
     return twin_counts(blocks_of(requests), device_blocks, host_blocks)
+
+
+def hybrid_of(
+    requests: Iterable[TraceRequest],
+    device_blocks: int,
+    host_blocks: int,
+    spaces: Mapping[str, TwinSpace] | None = None,
+) -> HybridCounts:
+    """What the twin counts for requests to a model with further index spaces."""
+    return hybrid_counts(blocks_of(requests), HybridTwin(device_blocks, host_blocks, spaces or {}))
+
+
+def check_hybrid(report: Report, twin: HybridCounts, block_bytes: Mapping[str, int]) -> None:
+    """A report without a fault that says what the twin says, in blocks and in bytes.
+
+    Args:
+        report: of the product.
+        twin: of the same requests.
+        block_bytes: bytes that a block keeps in each index space.
+    """
+    assert (report.mismatches, report.failed_transfers) == (0, 0)
+    assert (report.requests, report.requests_too_large) == (twin.requests, twin.too_large)
+    assert report.blocks_referenced == twin.referenced
+    hits = report.hits_device_blocks, report.hits_host_blocks, report.hits_cut_blocks
+    assert hits == (twin.device_hits, twin.host_hits, twin.cut)
+    assert {name: blocks for name, blocks in report.dropped.items() if blocks} == +twin.dropped
+    assert report.bytes_device_to_host == twin.backed_up_bytes(block_bytes)
+    assert report.bytes_host_to_device == report.verified_bytes == twin.loaded_bytes(block_bytes)
 
 
 def figures(report: Report) -> Counts:

@@ -137,19 +137,19 @@ def test_every_layer_is_looked_at(layer: int) -> None:
     assert mismatches(["a"], device, 1, layers=3)[0] == 1
 
 
-def still(replay: Controller, host_slots: np.ndarray, device_slots: np.ndarray) -> tuple[Any, Any]:
-    """No slots at all."""
-    return host_slots[:0], device_slots[:0]
+def still(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
+    """No pages at all."""
+    return host_pages[:0], device_pages[:0]
 
 
-def turned(replay: Controller, host_slots: np.ndarray, device_slots: np.ndarray) -> tuple[Any, Any]:
+def turned(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
     """Each page pairs with the next one's partner."""
-    return host_slots, np.roll(device_slots, PAGE_ROWS)
+    return host_pages, np.roll(device_pages, 1)
 
 
-def short(replay: Controller, host_slots: np.ndarray, device_slots: np.ndarray) -> tuple[Any, Any]:
+def short(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
     """All pages but the last."""
-    return host_slots[:-PAGE_ROWS], device_slots[:-PAGE_ROWS]
+    return host_pages[:-1], device_pages[:-1]
 
 
 @pytest.mark.parametrize("wrong", [still, turned, short])
@@ -160,10 +160,12 @@ def test_transfer_that_moves_the_wrong_pages_is_found(
     """A transfer that claims to be done and moved nothing, too little, or to the wrong place."""
     right = getattr(Controller, direction)
 
-    def instead(self: Controller, host_slots: np.ndarray, device_slots: np.ndarray) -> Ticket:
-        if len(host_slots) > PAGE_ROWS:
-            host_slots, device_slots = wrong(self, host_slots, device_slots)
-        ticket: Ticket = right(self, host_slots, device_slots)
+    def instead(
+        self: Controller, host_pages: np.ndarray, device_pages: np.ndarray, **options: Any
+    ) -> Ticket:
+        if len(host_pages) > 1:
+            host_pages, device_pages = wrong(host_pages, device_pages)
+        ticket: Ticket = right(self, host_pages, device_pages, **options)
         return ticket
 
     monkeypatch.setattr(Controller, direction, instead)
@@ -174,13 +176,15 @@ def test_transfer_that_moves_the_wrong_pages_is_found(
 
 
 def test_write_beside_the_pages_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load that also touches the page before its own, here slot page 0, is seen by the sweep."""
+    """A load that also touches the page before its own, here page 0, is seen by the sweep."""
     right = Controller.load
 
-    def instead(self: Controller, host_slots: np.ndarray, device_slots: np.ndarray) -> Ticket:
-        if len(host_slots):
-            right(self, host_slots[:PAGE_ROWS], np.arange(PAGE_ROWS)).wait()
-        return right(self, host_slots, device_slots)
+    def instead(
+        self: Controller, host_pages: np.ndarray, device_pages: np.ndarray, **options: Any
+    ) -> Ticket:
+        if len(host_pages):
+            right(self, host_pages[:1], np.zeros(1, dtype=np.int64), **options).wait()
+        return right(self, host_pages, device_pages, **options)
 
     monkeypatch.setattr(Controller, "load", instead)
     report = replayed(stream("ab", "cde", "ab"), device_blocks=3, host_blocks=9)

@@ -9,7 +9,17 @@ import pytest
 
 from hicache_core.errors import IncompatibleError, SpecError
 from hicache_core.replay.setup import ReplayConfig
-from tests.replay.replays import CHOICES, WALK, WALK_BLOCKS, figures, replaying, stream, twin_of
+from tests.hybrid_twin import ANCHOR, TwinSpace
+from tests.replay.replays import (
+    CHOICES,
+    WALK,
+    WALK_BLOCKS,
+    check_hybrid,
+    hybrid_of,
+    replaying,
+    stream,
+    twin_of,
+)
 
 LAYERS = 2
 PAIRS = [
@@ -27,7 +37,7 @@ ROCM = ["rocm", "rocm-mi355x"]
 V4_UNIFIED_BF16 = {"c4": 65_536, "c4_indexer": 8_448, "c128": 2_048}
 V4_UNIFIED_FP8 = {"c4": 32_768, "c4_rope": 8_192, "c4_indexer": 8_448, "c128": 1_024, "c128_rope": 256}
 V4_CUDA = {"c4": 37_440, "c4_indexer": 8_448, "c128": 1_728}
-V4_CUDA_LEFT = {"swa", "c4_state", "c4_indexer_state"}
+V4_CUDA_SWA = {"swa": 149_760, "c4_state": 65_536, "c4_indexer_state": 16_384}
 MODELS = {
     ("llama-3.1-8b", "bf16"): ({"kv": 8 * 128 * 2 + 8 * 128 * 2}, 4, ALL),
     ("qwen3-30b-a3b", "bf16"): ({"kv": 4 * 128 * 2 + 4 * 128 * 2}, 4, ALL),
@@ -71,10 +81,13 @@ def test_model_replays(model: str, variant: str, platform: str, pair: tuple[str,
     rows, page_slots, _ = MODELS[model, variant]
     page_rows = page_slots if "kv" in rows else 1
     block_pages = 2
-    block_bytes = block_pages * page_rows * LAYERS * sum(rows.values())
+    # A window of 128 slots keeps one page of 256, the last one of a block of two.
+    swa = V4_CUDA_SWA if variant == "cuda_v4" else {}
+    page_bytes = {ANCHOR: page_rows * LAYERS * sum(rows.values()), "swa": LAYERS * sum(swa.values())}
+    pages = {ANCHOR: block_pages, "swa": 1}
     device_blocks, host_blocks = WALK_BLOCKS
     requests = stream(*WALK)
-    twin = twin_of(requests, device_blocks, host_blocks)
+    twin = hybrid_of(requests, *WALK_BLOCKS, {"swa": TwinSpace(*WALK_BLOCKS)} if swa else {})
     with replaying(
         model=model,
         variant=variant,
@@ -87,13 +100,10 @@ def test_model_replays(model: str, variant: str, platform: str, pair: tuple[str,
     ) as replay:
         report = replay.run(requests)
         assert replay.assembly.variant == variant
-        assert {s.pool for s in replay.assembly.specs if s.buffers} == set(rows)
-    assert figures(report) == without_backed_up(twin)
-    assert (report.mismatches, report.failed_transfers) == (0, 0)
-    assert report.bytes_device_to_host == twin.backed_up * block_bytes
-    assert report.bytes_host_to_device == report.verified_bytes == twin.host_hits * block_bytes
-    guarded_pages = block_pages * (device_blocks + host_blocks) + 4
-    assert report.swept_bytes == guarded_pages * block_bytes // block_pages
+        assert {s.pool for s in replay.assembly.specs if s.buffers} == {*rows, *swa}
+    check_hybrid(report, twin, {name: pages[name] * page_bytes[name] for name in pages})
+    guarded_pages = {name: pages[name] * (device_blocks + host_blocks) + 4 for name in pages}
+    assert report.swept_bytes == sum(guarded_pages[name] * page_bytes[name] for name in pages)
 
 
 def test_walk_hits_and_evicts_on_both_tiers() -> None:
@@ -148,18 +158,19 @@ def test_layers_keeps_the_first_of_each_pools_own_list(layers: int) -> None:
 
 
 def test_all_layers_of_a_model_replay() -> None:
-    """Without --layers nothing is cut: 61 layers, 30 and 31 of them with rows."""
+    """Without --layers nothing is cut: 61 layers have windows, 30 and 31 compressed rows."""
     requests = stream("ab", "ac", "d", "ab")
     choices = {"layers": None, "block_tokens": 256, "device_blocks": 2, "host_blocks": 5}
     with replaying(model="deepseek-v4-pro", page_slots=None, **choices) as replay:
         report = replay.run(requests)
         assert not [said for said in replay.shrunk() if "layers" in said]
-    twin = twin_of(requests, 2, 5)
-    block_bytes = 30 * (37_440 + 8_448) + 31 * 1_728
+    twin = hybrid_of(requests, 2, 5, {"swa": TwinSpace(2, 5)})
     assert twin.host_hits > 0
-    assert report.mismatches == 0
-    assert report.bytes_host_to_device == twin.host_hits * block_bytes
-    assert report.bytes_device_to_host == twin.backed_up * block_bytes
+    block_bytes = {
+        ANCHOR: 30 * (37_440 + 8_448) + 31 * 1_728,
+        "swa": 61 * 149_760 + 30 * (65_536 + 16_384),
+    }
+    check_hybrid(report, twin, block_bytes)
 
 
 def test_page_size_that_the_model_fixes_cannot_be_chosen() -> None:
@@ -175,15 +186,20 @@ def test_page_size_that_the_model_fixes_cannot_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["device_blocks", "host_blocks", "page_slots", "layers", "block_tokens", "limit"]
+    "field",
+    [
+        "device_blocks",
+        "host_blocks",
+        "swa_pages",
+        "state_slots",
+        "page_slots",
+        "layers",
+        "block_tokens",
+        "limit",
+    ],
 )
 def test_choices_below_one_are_refused(field: str) -> None:
     """A tier, page or block of nothing is a mistake, not an empty replay."""
     for value in (0, -1):
         with pytest.raises(SpecError, match=field):
             ReplayConfig(**{**CHOICES, field: value})
-
-
-def without_backed_up(counts: object) -> object:
-    """The twin's counts but for the one that a report has in bytes alone."""
-    return type(counts)(**{**vars(counts), "backed_up": 0})

@@ -188,20 +188,32 @@ def test_report_has_every_figure_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "some" / "folder" / "report.json"
     write_report(file, found)
     assert json.loads(file.read_text(encoding="utf-8")) == json.loads(json.dumps(found))
-    assert found["schema"] == "hicache.replay/1"
+    assert found["schema"] == "hicache.replay/2"
     assert (found["model"], found["variant"]) == ("llama-3.1-8b", "bf16")
     assert found["config"]["platform"] == "cpu-sim"
     assert (found["config"]["seed"], found["config"]["limit"]) == (7, 50)
     assert found["requests"] == 12
     assert found["requests_too_large"] == 0
     assert found["blocks"] == {"referenced": twin.referenced}
-    assert found["hits"] == {"device_blocks": twin.device_hits, "host_blocks": twin.host_hits}
+    assert found["hits"] == {
+        "device_blocks": twin.device_hits,
+        "host_blocks": twin.host_hits,
+        "cut_blocks": 0,
+    }
     assert found["bytes"]["device_to_host"] == twin.backed_up * BLOCK_BYTES
     assert found["bytes"]["host_to_device"] == twin.host_hits * BLOCK_BYTES
     assert found["verified_bytes"] == twin.host_hits * BLOCK_BYTES
     assert (found["mismatches"], found["dropped_blocks"], found["failed_transfers"]) == (0, 0, 0)
-    kv = {"pool": "kv", "family": "mha", "layers": 1, "row_bytes": {"k": 2048, "v": 2048}}
-    assert found["pools"] == [kv]
+    assert found["dropped_blocks_by_space"] == {"full": 0}
+    assert found["pools"] == [
+        {
+            "pool": "kv",
+            "family": "mha",
+            "index_space": "full",
+            "layers": 1,
+            "row_bytes": {"k": 2048, "v": 2048},
+        }
+    ]
     assert found["seconds"].keys() >= {"load", "backup", "compute", "verify", "sweep", "total"}
     assert found["seconds"]["total"] >= max(found["seconds"].values()) > 0
     for rate, nbytes in found["gigabytes_per_second"].items():
@@ -219,11 +231,13 @@ def test_nothing_is_said_to_be_smaller_where_nothing_is() -> None:
 def test_every_shrinking_is_said() -> None:
     """Layers per pool, tokens of a block, the limit, and each pool that is left out with its reason."""
     choices = {"model": "deepseek-v4-flash", "variant": "cuda_v4", "page_slots": None}
-    with replaying(block_tokens=100, layers=3, limit=9, **choices) as replay:
+    registry = registry_without("dsv4_state")
+    with replaying(registry, block_tokens=100, layers=3, limit=9, **choices) as replay:
         said = replay.shrunk()
         left = {pool.pool: pool.reason for pool in replay.assembly.left_out}
         found = replay.as_dict()
-    assert said[:6] == [
+    assert said[:7] == [
+        "pool swa: 3 of 43 layers",
         "pool c4: 3 of 21 layers",
         "pool c4_indexer: 3 of 21 layers",
         "pool c128: 3 of 20 layers",
@@ -231,9 +245,9 @@ def test_every_shrinking_is_said() -> None:
         "a block of 100 tokens fills 256 slots",
         "at most 9 requests",
     ]
-    assert set(left) == {"swa", "c4_state", "c4_indexer_state"}
-    assert all("swa" in reason for reason in left.values())
-    assert said[6:] == [f"without pool {pool}: {reason}" for pool, reason in left.items()]
+    assert set(left) == {"c4_state", "c4_indexer_state"}
+    assert all("dsv4_state" in reason for reason in left.values())
+    assert said[7:] == [f"without pool {pool}: {reason}" for pool, reason in left.items()]
     assert found["shrunk"] == said
     assert {pool["pool"]: pool["reason"] for pool in found["left_out"]} == left
 
@@ -305,7 +319,8 @@ def test_close_leaves_no_registration(platform: str) -> None:
     with replaying(model="deepseek-v4-flash", page_slots=None, block_tokens=256, platform=platform) as replay:
         runtime = runtime_of(replay)
         replay.run(stream(*WALK))
-        assert len(runtime.memory.registrations) == 3
+        pools = {"swa", "c4", "c4_indexer", "c4_state", "c4_indexer_state", "c128"}
+        assert len(runtime.memory.registrations) == len(pools)
     assert runtime.memory.registrations == {}
     replay.close()
 
