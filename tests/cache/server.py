@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from attrs import define, frozen
 
 from hicache_core.cache.hierarchy import Admission, HierarchicalCache
@@ -22,12 +21,13 @@ from hicache_core.errors import CapacityError, TransferError
 from hicache_core.memory.slots import PageAllocator
 from hicache_core.spec import platform_named
 from hicache_core.testing.stand_ins import pool_spec, registry_of
+from tests.cache.marked_rows import LAYERS, Extra, MarkedRows
 
 ROW_BYTES = 16
 PAGE_SLOTS = 2
 BLOCK_PAGES = 2
-LAYERS = 2
 BLOCK_BYTES = BLOCK_PAGES * PAGE_SLOTS * LAYERS * ROW_BYTES
+FULL = "full"
 
 
 class CountingRuntime(SimRuntime):
@@ -54,15 +54,24 @@ class CountingRuntime(SimRuntime):
         self.faults = Faults(refuse_copy_at=self.copies + ahead)
 
 
+Fault = Callable[[CountingRuntime, int], None]
+FAULTS: list[Fault] = [CountingRuntime.fail_copy, CountingRuntime.refuse_copy]
+
+
 @frozen(kw_only=True)
 class State:
-    """What may not change where a request is refused."""
+    """What may not change where a request is refused: ages and free pages, of each space."""
 
-    device: list[Key]
-    host: list[Key]
-    free_device_pages: int
-    free_host_pages: int
-    evictable: list[Key]
+    device: dict[str, list[Key]]
+    host: dict[str, list[Key]]
+    free_device_pages: dict[str, int]
+    free_host_pages: dict[str, int]
+    evictable: dict[str, list[Key]]
+
+    @property
+    def unlocked(self) -> bool:
+        """Whether every block of every space and tier can be given up."""
+        return self.evictable == {name: self.device[name] + self.host[name] for name in self.device}
 
 
 @define(eq=False)
@@ -74,10 +83,11 @@ class Progress:
 
 
 class Server:
-    """A cache with device rows; each block is filled with a mark that is checked whenever it was loaded.
+    """A cache with device rows; each block is filled with marks that are checked whenever it was loaded.
 
     Args:
         device_blocks, host_blocks: blocks that each tier holds.
+        extras: index spaces beside the anchor's.
         pair: io_backend and layout.
         seed: seed of the simulator.
     """
@@ -86,58 +96,93 @@ class Server:
         self,
         device_blocks: int,
         host_blocks: int,
-        *,
+        *extras: Extra,
         pair: tuple[str, str] = ("direct", "page_first_direct"),
         seed: int = 0,
     ) -> None:
         spec = pool_spec(ROW_BYTES, page_slots=PAGE_SLOTS, layer_ids=range(LAYERS))
         self.runtime = CountingRuntime(platform_named("cpu-sim"), seed=seed)
-        self.device_pages = device_blocks * BLOCK_PAGES
-        self.host_pages = host_blocks * BLOCK_PAGES
-        rows = (self.device_pages + 1) * PAGE_SLOTS
-        self.layers = [
-            self.runtime.allocate(rows * ROW_BYTES, 0).view(rows, ROW_BYTES).zero_() for _ in range(LAYERS)
-        ]
+        self.extras = {extra.space.name: extra for extra in extras}
+        self.device_pages = {FULL: device_blocks * BLOCK_PAGES}
+        self.host_pages = {FULL: host_blocks * BLOCK_PAGES}
+        self.rows = {FULL: MarkedRows([spec], self.runtime, self.device_pages[FULL])}
+        spaces = {FULL: spec.index_space}
+        for name, extra in self.extras.items():
+            self.device_pages[name] = extra.device_blocks * extra.block_pages
+            self.host_pages[name] = extra.host_blocks * extra.block_pages
+            self.rows[name] = MarkedRows(extra.specs, self.runtime, self.device_pages[name])
+            spaces[name] = extra.space
         config = ControllerConfig(
-            io_backend=pair[0], layout=pair[1], host_pages=self.host_pages, ring_bytes=256
+            io_backend=pair[0],
+            layout=pair[1],
+            host_pages=self.host_pages[FULL],
+            other_host_pages={name: self.host_pages[name] for name in self.extras},
+            ring_bytes=256,
         )
-        pools = [DevicePool(spec=spec, layers={"b0": self.layers})]
-        self.controller = Controller(config, pools, self.runtime, registry_of([spec]))
-        self.device = PageAllocator(spec.index_space, self.device_pages + 1, reserved=1, who="device")
-        self.host = self.controller.group.allocator("full")
+        pools = [pool for rows in self.rows.values() for pool in rows.pools]
+        registry = registry_of([pool.spec for pool in pools])
+        self.controller = Controller(config, pools, self.runtime, registry)
+        self.devices = {
+            name: PageAllocator(space, self.device_pages[name] + 1, reserved=1, who=f"device {name}")
+            for name, space in spaces.items()
+        }
+        self.hosts = {name: self.controller.group.allocator(name) for name in spaces}
         self.cache = HierarchicalCache(
-            self.controller, {"full": self.device}, BLOCK_PAGES, policy_named("write_through")
+            self.controller, self.devices, BLOCK_PAGES, policy_named("write_through")
         )
         self.progress: list[Progress] = []
 
     @property
     def state(self) -> State:
         """Both tiers by age, what is free, and what could be given up."""
-        index = self.cache.index
+        tiers = {name: [store.tier for store in self.cache.stores(name)] for name in self.rows}
         return State(
-            device=list(index.device),
-            host=list(index.host),
-            free_device_pages=self.device.free_pages,
-            free_host_pages=self.host.free_pages,
-            evictable=index.device.victims(len(index.device)) + index.host.victims(len(index.host)),
+            device={name: list(device) for name, (device, _) in tiers.items()},
+            host={name: list(host) for name, (_, host) in tiers.items()},
+            free_device_pages={name: one.free_pages for name, one in self.devices.items()},
+            free_host_pages={name: one.free_pages for name, one in self.hosts.items()},
+            evictable={
+                name: [key for tier in both for key in tier.victims(len(tier))]
+                for name, both in tiers.items()
+            },
         )
 
     def start(self, keys: Sequence[Key]) -> Progress:
         """Admit a request, wait for its load, check what was loaded and compute the rest."""
         admission = self.cache.admit(keys)
         self.cache.land(admission)
-        match = admission.match
-        first = match.device_blocks + match.host_blocks
-        for key, pages in zip(keys[:first], admission.pages[:first], strict=True):
-            assert self.holds(key, pages), f"block {key!r} is a hit with bytes of another"
-        for key, pages in zip(keys[first:], admission.pages[first:], strict=True):
-            self._fill(key, pages)
         self.progress.append(Progress(admission))
+        full = self.rows[FULL]
+        usable = admission.match.device_blocks + admission.match.host_blocks
+        there = max(usable, admission.resident_blocks)
+        for key, pages in zip(keys[:there], admission.pages[:there], strict=True):
+            assert full.holds(key, pages), f"block {key!r} is resident with bytes of another"
+        for key, pages in zip(keys[there:], admission.pages[there:], strict=True):
+            full.fill(key, pages)
+        self.check_needed(admission)
+        for name, mine in admission.others.items():
+            for at, pages in zip(mine.computed.at, mine.computed.pages, strict=True):
+                assert at >= usable, "the engine computes nothing before the usable prefix"
+                self.rows[name].fill(keys[at], pages)
         self.check_books()
         return self.progress[-1]
 
+    def check_needed(self, admission: Admission) -> None:
+        """What a request needs of other spaces is on the device, with the right bytes."""
+        keys = admission.keys
+        usable = admission.match.device_blocks + admission.match.host_blocks
+        for name, extra in self.extras.items():
+            device = self.cache.stores(name)[0].tier
+            loaded = admission.others[name].loaded
+            found = dict(zip(loaded.at, loaded.pages, strict=True))
+            for at in range(usable)[-extra.last_blocks :]:
+                pages = found[at] if at in found else device.pages(keys[at])
+                assert self.rows[name].holds(keys[at], pages), f"{name} of {keys[at]!r} is another's"
+
     def commit(self, one: Progress) -> bool:
         """Make the blocks of a request resident; whether its backup was accepted."""
+        # Until here the engine has read what the request needs.
+        self.check_needed(one.admission)
         one.committed = True
         try:
             self.cache.commit(one.admission)
@@ -153,6 +198,18 @@ class Server:
         self.progress.remove(one)
         self.check_books()
         return one.admission
+
+    def go_on(self, one: Progress) -> None:
+        """The next step of a request in progress."""
+        if one.committed:
+            self.settle(one)
+        else:
+            self.commit(one)
+
+    def finish(self) -> None:
+        """End all requests in progress."""
+        while self.progress:
+            self.go_on(self.progress[0])
 
     def serve(self, keys: Sequence[Key]) -> Admission:
         """A whole request."""
@@ -174,41 +231,63 @@ class Server:
         return True
 
     def check_books(self) -> None:
-        """Every page of either tier is free, of a resident block, or of a request in progress, once."""
-        device = [self.cache.index.device.pages(key) for key in self.cache.index.device]
-        host = [self.cache.index.host.pages(key) for key in self.cache.index.host]
+        """Every page of every space and tier is free, of a resident block, or of a request, once."""
+        for name, rows in self.rows.items():
+            device, host = (store.tier for store in self.cache.stores(name))
+            _check_owned(
+                [*map(device.pages, device), *self._device_pages_of_requests(name)],
+                self.devices[name],
+                self.device_pages[name],
+            )
+            _check_owned(
+                [*map(host.pages, host), *self._host_pages_of_requests(name)],
+                self.hosts[name],
+                self.host_pages[name],
+            )
+            for key in device:
+                assert rows.holds(key, device.pages(key)), f"{name} of {key!r} is another's"
+            anchors = self.cache.stores(FULL)
+            assert set(device) <= set(anchors[0].tier)
+            assert set(host) <= set(anchors[1].tier)
+
+    def _device_pages_of_requests(self, name: str) -> Iterator[np.ndarray]:
         for one in self.progress:
             admission = one.admission
-            if not one.committed:
-                device.extend(admission.pages[admission.match.device_blocks :])
-            elif admission.backup is not None:
-                host.extend(admission.backed_up.pages)
-        for owned, allocator, pages in (
-            (device, self.device, self.device_pages),
-            (host, self.host, self.host_pages),
-        ):
-            numbers = np.concatenate([np.empty(0, dtype=np.int64), *owned])
-            assert np.unique(numbers).size == numbers.size
-            assert numbers.size + allocator.free_pages == pages
-            assert allocator.owns(numbers)
-        for key in self.cache.index.device:
-            assert self.holds(key, self.cache.index.device.pages(key))
+            if one.committed:
+                continue
+            if name == FULL:
+                yield admission.pages[admission.resident_blocks :].ravel()
+            else:
+                mine = admission.others[name]
+                yield from (mine.loaded.pages.ravel(), mine.computed.pages.ravel())
 
-    def holds(self, key: Key, pages: np.ndarray) -> bool:
-        """Whether device pages hold the mark of a block in every layer."""
-        return all(bool((layer[self._rows(pages)] == _mark(key)).all()) for layer in self.layers)
-
-    def _fill(self, key: Key, pages: np.ndarray) -> None:
-        for layer in self.layers:
-            layer[self._rows(pages)] = _mark(key)
-
-    def _rows(self, pages: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy((pages[:, None] * PAGE_SLOTS + np.arange(PAGE_SLOTS)).ravel())
+    def _host_pages_of_requests(self, name: str) -> Iterator[np.ndarray]:
+        for one in self.progress:
+            admission = one.admission
+            if admission.backup is None:
+                continue
+            placed = admission.backed_up if name == FULL else admission.others[name].backed_up
+            device = self.cache.stores(name)[0].tier
+            assert all(admission.keys[at] in device for at in placed.at), "a backup reads pages given up"
+            yield placed.pages.ravel()
 
 
-def _mark(key: Key) -> torch.Tensor:
-    """ROW_BYTES bytes that hardly another block has."""
-    return torch.tensor(list(zlib.crc32(repr(key).encode()).to_bytes(4, "big")) * 4, dtype=torch.uint8)
+def _check_owned(owned: list[np.ndarray], allocator: PageAllocator, pages: int) -> None:
+    numbers = np.concatenate([np.empty(0, dtype=np.int64), *owned])
+    assert np.unique(numbers).size == numbers.size
+    assert numbers.size + allocator.free_pages == pages
+    assert allocator.owns(numbers)
+
+
+@contextmanager
+def serving(device_blocks: int, host_blocks: int, *extras: Extra, **options: Any) -> Iterator[Server]:
+    """A server, closed at the end; no registration is left then."""
+    server = Server(device_blocks, host_blocks, *extras, **options)
+    try:
+        yield server
+    finally:
+        server.controller.close()
+    assert server.runtime.memory.registrations == {}
 
 
 def prefixes(path: Sequence[Any]) -> list[Key]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_core.errors import CapacityError, TransferError
-from tests.cache.server import BLOCK_BYTES, BLOCK_PAGES, CountingRuntime, Server, prefixes
+from tests.cache.server import (
+    BLOCK_BYTES,
+    BLOCK_PAGES,
+    FAULTS,
+    FULL,
+    CountingRuntime,
+    Fault,
+    prefixes,
+    serving,
+)
 from tests.lru_twin import Twin
 
 PAIRS = [("direct", "page_first_direct"), ("direct", "layer_first"), ("kernel", "page_first")]
@@ -19,17 +25,6 @@ PAIRS = [("direct", "page_first_direct"), ("direct", "layer_first"), ("kernel", 
 PATHS = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=12)
 QUICK = settings(max_examples=50, deadline=None)
 THOROUGH = settings(max_examples=80, deadline=None)
-
-
-@contextmanager
-def serving(device_blocks: int, host_blocks: int, **options: object) -> Iterator[Server]:
-    """A server, closed at the end; no registration is left then."""
-    server = Server(device_blocks, host_blocks, **options)  # type: ignore[arg-type]
-    try:
-        yield server
-    finally:
-        server.controller.close()
-    assert server.runtime.memory.registrations == {}
 
 
 def check_against_twin(paths: list[list[int]], device_blocks: int, host_blocks: int, pair: int) -> None:
@@ -137,7 +132,8 @@ def test_two_requests_that_compute_the_same_block_keep_it_once() -> None:
         server.settle(first)
         assert second.admission.pages[:2].tolist() == first.admission.pages.tolist()
         assert len(server.cache.index.device) == len(server.cache.index.host) == 3
-        assert server.device.free_pages == server.host.free_pages == 3 * BLOCK_PAGES
+        free = server.state.free_device_pages, server.state.free_host_pages
+        assert free == ({FULL: 3 * BLOCK_PAGES}, {FULL: 3 * BLOCK_PAGES})
         assert server.serve("abc").match.device_blocks == 3
 
 
@@ -159,16 +155,9 @@ def test_overlapping_requests_keep_the_books(steps: list[tuple[int, list[int]]],
                 except CapacityError:
                     assert server.state == before
                 continue
-            one = waiting[number % len(waiting)]
-            if one.committed:
-                server.settle(one)
-            else:
-                server.commit(one)
-        for one in list(server.progress):
-            if not one.committed:
-                server.commit(one)
-            server.settle(one)
-        assert len(server.state.evictable) == len(server.state.device) + len(server.state.host)
+            server.go_on(waiting[number % len(waiting)])
+        server.finish()
+        assert server.state.unlocked
 
 
 def test_failed_load_is_no_hit_and_is_computed_again() -> None:
@@ -214,20 +203,17 @@ def test_refused_load_gives_pages_and_locks_back() -> None:
         server.check_books()
         state = server.state
         # What was given up for room stays given up; all that is left can be.
-        assert state.free_device_pages == 2 * BLOCK_PAGES
-        assert sorted(map(str, state.evictable)) == sorted(map(str, [*state.device, *state.host]))
+        assert state.free_device_pages == {FULL: 2 * BLOCK_PAGES}
+        assert state.unlocked
         assert server.serve("ab").match.host_blocks == 2
 
 
-FAULTS = [CountingRuntime.fail_copy, CountingRuntime.refuse_copy]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-def test_failed_backup_is_no_backup(fault: Callable[[CountingRuntime], None]) -> None:
+def test_failed_backup_is_no_backup(fault: Fault) -> None:
     """Its host pages come back, its blocks count as dropped, and the next request backs them up."""
     with serving(4, 4) as server:
         server.serve("x")
-        fault(server.runtime)
+        fault(server.runtime, 1)
         one = server.start("abc")
         accepted = server.commit(one)
         assert accepted == (fault is CountingRuntime.fail_copy)
@@ -235,7 +221,7 @@ def test_failed_backup_is_no_backup(fault: Callable[[CountingRuntime], None]) ->
         assert (admission.backup is None) == (not accepted)
         assert admission.dropped_blocks == 3
         assert set(server.cache.index.host) == {"x"}
-        assert server.host.free_pages == 3 * BLOCK_PAGES
+        assert server.state.free_host_pages == {FULL: 3 * BLOCK_PAGES}
         assert set(server.cache.index.device) == set("xabc")
         again = server.serve("abc")
         assert (again.match.device_blocks, again.dropped_blocks) == (3, 0)
@@ -249,7 +235,7 @@ def test_failed_backup_gives_up_nothing_but_the_room_it_made() -> None:
         server.runtime.fail_copy()
         server.serve("ab")
         assert set(server.cache.index.host) == {"x"}
-        assert server.host.free_pages == 2 * BLOCK_PAGES
+        assert server.state.free_host_pages == {FULL: 2 * BLOCK_PAGES}
 
 
 def test_backups_are_hits_only_once_they_are_acknowledged() -> None:
@@ -269,7 +255,7 @@ def test_backups_are_hits_only_once_they_are_acknowledged() -> None:
 def test_one_fault_anywhere_costs_one_transfer(
     paths: list[list[int]],
     call: int,
-    fault: Callable[[CountingRuntime, int], None],
+    fault: Fault,
     pair: int,
     seed: int,
 ) -> None:
@@ -278,7 +264,7 @@ def test_one_fault_anywhere_costs_one_transfer(
         fault(server.runtime, call)
         refused = [path for path in paths if not server.serves(prefixes(path)) and len(path) <= 5]
         assert len(refused) <= 1
-        assert len(server.state.evictable) == len(server.state.device) + len(server.state.host)
+        assert server.state.unlocked
         server.runtime.fail_copy(1_000_000)
         for path in paths:
             assert server.serves(prefixes(path)) == (len(path) <= 5)

@@ -160,9 +160,7 @@ def test_transfer_that_moves_the_wrong_pages_is_found(
     """A transfer that claims to be done and moved nothing, too little, or to the wrong place."""
     right = getattr(Controller, direction)
 
-    def instead(
-        self: Controller, host_pages: np.ndarray, device_pages: np.ndarray, **options: Any
-    ) -> Ticket:
+    def instead(self: Controller, host_pages: np.ndarray, device_pages: np.ndarray, **options: Any) -> Ticket:
         if len(host_pages) > 1:
             host_pages, device_pages = wrong(host_pages, device_pages)
         ticket: Ticket = right(self, host_pages, device_pages, **options)
@@ -179,9 +177,7 @@ def test_write_beside_the_pages_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     """A load that also touches the page before its own, here page 0, is seen by the sweep."""
     right = Controller.load
 
-    def instead(
-        self: Controller, host_pages: np.ndarray, device_pages: np.ndarray, **options: Any
-    ) -> Ticket:
+    def instead(self: Controller, host_pages: np.ndarray, device_pages: np.ndarray, **options: Any) -> Ticket:
         if len(host_pages):
             right(self, host_pages[:1], np.zeros(1, dtype=np.int64), **options).wait()
         return right(self, host_pages, device_pages, **options)
