@@ -47,10 +47,10 @@ class SpaceAdmission:
         backed_up: blocks in the backup, with their host pages, once committed.
     """
 
-    used: list[Key]
-    kept: list[int]
-    loaded: Placed
-    computed: Placed
+    used: list[Key] = field(factory=list)
+    kept: list[int] = field(factory=list)
+    loaded: Placed = field(factory=Placed)
+    computed: Placed = field(factory=Placed)
     backed_up: Placed = field(factory=Placed)
 
 
@@ -216,29 +216,26 @@ class HierarchicalCache:
             usable: leading blocks that are not computed.
             ends: lengths of the prefixes for which it keeps what they need.
         """
-        resident, needed = space.device.tier, space.retention.needed(usable)
+        device, needed = space.device, space.retention.needed(usable)
         kept = sorted({at for end in ends for at in space.retention.needed(end)})
-        load = [at for at in needed if keys[at] not in resident]
-        compute = [at for at in kept if at >= usable and keys[at] not in resident]
-        used = [keys[at] for at in needed]
-        self._locks[space.name].update(used)
-        pages = space.device.room(len(load) + len(compute), at_least=len(load))
-        if len(pages) < len(load):
-            self._locks[space.name] -= Counter(used)
-            raise CapacityError(
-                who="cache",
-                got=f"{len(load)} blocks to load into index space '{space.name}'",
-                expected=f"at most {space.device.free_blocks} beside what other requests use",
-                remedy=f"Give index space '{space.name}' more device pages.",
-            )
+        load = [at for at in needed if keys[at] not in device.tier]
+        room = device.spare_blocks(keys[at] for at in needed) - len(load)
+        later = [at for at in kept if at >= usable]
         # Where room is short, the end of the request is worth more than its start.
-        compute = compute[len(load) + len(compute) - len(pages) :]
-        return SpaceAdmission(
-            used=used,
-            kept=kept,
-            loaded=Placed(at=load, pages=pages[: len(load)]),
-            computed=Placed(at=compute, pages=pages[len(load) :]),
-        )
+        later = later[max(len(later) - room, 0) :]
+        compute = [at for at in later if keys[at] not in device.tier]
+        mine = SpaceAdmission(kept=kept)
+        self._use(space.name, mine, (keys[at] for at in (*needed, *later)))
+        pages = device.room(len(load) + len(compute))
+        mine.loaded = Placed(at=load, pages=pages[: len(load)])
+        mine.computed = Placed(at=compute, pages=pages[len(load) :])
+        return mine
+
+    def _use(self, space: str, mine: SpaceAdmission, keys: Iterable[Key]) -> None:
+        """Keep blocks of another index space from being given up until the request ends."""
+        added = list(keys)
+        self._locks[space].update(added)
+        mine.used.extend(added)
 
     def _load(
         self, keys: Sequence[Key], pages: Int64Array, loaded: range, others: Mapping[str, SpaceAdmission]
@@ -264,9 +261,11 @@ class HierarchicalCache:
             keys = admission.keys
             on_device = Match(device_blocks=admission.match.device_blocks, host_blocks=0)
             admission.match = self._usable(keys, on_device, host=False)
+            usable = admission.match.device_blocks
             for name, mine in admission.others.items():
-                again = sum(at >= admission.match.device_blocks for at in mine.loaded.at)
-                first = len(mine.loaded.at) - again
+                needed = self.others[name].retention.needed(usable)
+                self._use(name, mine, (keys[at] for at in needed))
+                first = sum(at < usable or at not in mine.kept for at in mine.loaded.at)
                 self.others[name].device.give_back(mine.loaded.pages[:first])
                 mine.computed = Placed(
                     at=mine.loaded.at[first:] + mine.computed.at,
@@ -277,7 +276,9 @@ class HierarchicalCache:
     def commit(self, admission: Admission) -> None:
         """Make all blocks resident on the device and start the backups that the policy wants.
 
-        Blocks for which the host has no room are dropped from the backup, the last ones first, and counted.
+        Blocks for which the host has no room are dropped from the backup and counted: the last ones first, as
+        a prefix is worth nothing without its start; in other index spaces the first ones, as it is its end
+        that a prefix needs there.
         Where another request made a block resident meanwhile, its pages take the place of the admission's.
 
         Raises:
@@ -298,6 +299,8 @@ class HierarchicalCache:
             mine.backed_up = self._host_room(
                 admission, name, self.others[name].host, self._wanted(admission, self.others[name])
             )
+            # The backup reads their device pages.
+            self._use(name, mine, (keys[at] for at in mine.backed_up.at))
         if admission.backed_up.at or any(mine.backed_up.at for mine in admission.others.values()):
             try:
                 admission.backup = self._back_up(admission)
@@ -317,8 +320,10 @@ class HierarchicalCache:
 
     def _host_room(self, admission: Admission, name: str, host: Store, wanted: list[int]) -> Placed:
         pages = host.room(len(wanted))
-        admission.dropped[name] += len(wanted) - len(pages)
-        return Placed(at=wanted[: len(pages)], pages=pages)
+        short = len(wanted) - len(pages)
+        admission.dropped[name] += short
+        first = 0 if name == self._anchor else short
+        return Placed(at=wanted[first : first + len(pages)], pages=pages)
 
     def _back_up(self, admission: Admission) -> Ticket:
         keys, out = admission.keys, admission.backed_up

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -69,6 +69,10 @@ class Tier:
         """The ``count`` oldest blocks that no request uses, or as many as there are."""
         unused = (key for key in self._pages if key not in self._locks)
         return list(itertools.islice(unused, max(count, 0)))
+
+    def unused(self, beside: Iterable[Key]) -> int:
+        """How many blocks no request uses, those in ``beside`` not counted."""
+        return len(self._pages) - sum(key in self._pages for key in {*self._locks, *beside})
 
     def evict(self, keys: Sequence[Key]) -> list[Int64Array]:
         """Give up some resident blocks; their pages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from attrs import field, frozen
@@ -32,6 +32,10 @@ class Store:
     def free_blocks(self) -> int:
         """Blocks for which pages are free."""
         return self.allocator.free_pages // self.block_pages
+
+    def spare_blocks(self, beside: Iterable[Key]) -> int:
+        """Blocks for which room can be made without giving up those in ``beside`` or what requests use."""
+        return self.free_blocks + self.tier.unused(beside)
 
     def room(self, blocks: int, at_least: int = 0) -> Int64Array:
         """Pages for ``blocks`` blocks, or for as many as fit: int64[n, block_pages].
@@ -85,8 +89,12 @@ class SecondSpace:
     host: Store = field()
 
     def restorable(self, keys: Sequence[Key], blocks: int, *, host: bool = True) -> bool:
-        """Whether what the first ``blocks`` of ``keys`` need is resident, on the host as well if asked."""
-        return all(
-            keys[at] in self.device.tier or (host and keys[at] in self.host.tier)
-            for at in self.retention.needed(blocks)
-        )
+        """Whether a request can have what the first ``blocks`` of ``keys`` need.
+
+        It is resident, on the host as well if asked, and what is not on the device has room there.
+        """
+        needed = [keys[at] for at in self.retention.needed(blocks)]
+        absent = [key for key in needed if key not in self.device.tier]
+        if not all(host and key in self.host.tier for key in absent):
+            return False
+        return not absent or len(absent) <= self.device.spare_blocks(needed)
