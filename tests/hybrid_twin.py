@@ -1,9 +1,10 @@
 """The oracle for models with windows and states: the tiers of tests/lru_twin.py, and plain lists beside them.
 
-A space beside the anchor's keeps pages for blocks: a window for every block, a state for the last block of a
-request. A prefix can be used if its last blocks have theirs, on either tier, and all of them fit on the
-device. Such pages go with their block. They also go alone, oldest first, where the end of a request is newer
-than its start; but not while the request needs them, or they are the newest that it keeps.
+A space beside the anchor's keeps pages for the last blocks of two prefixes of a request: of its complete
+blocks, and of the resident ones, usable or not. A prefix can be used if its last blocks have theirs, on
+either tier, and all of them fit on the device. Such pages go with their block. They also go alone, oldest
+first, where the end of a request is newer than its start; but not while the request needs them, or they are
+the newest that it keeps.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ class TwinSpace:
     Args:
         device_blocks, host_blocks: blocks for which each tier has pages.
         last_blocks: a prefix needs the pages of so many of its last blocks.
-        leaf_only: whether only the last block of a request keeps pages.
     """
 
     device_blocks: int
     host_blocks: int
     last_blocks: int = 1
-    leaf_only: bool = False
     device: list[Block] = field(default_factory=list)
     host: list[Block] = field(default_factory=list)
 
@@ -39,10 +38,17 @@ class TwinSpace:
         end = prefix[-self.last_blocks :]
         return len(end) <= self.device_blocks and all(b in self.device or b in self.host for b in end)
 
-    def fill_device(self, blocks: Sequence[Block], usable: int) -> tuple[int, list[Block]]:
+    def keepers(self, blocks: Sequence[Block], *ends: int) -> list[Block]:
+        """The blocks that the prefixes of those lengths need."""
+        needed = {block for end in ends for block in blocks[max(end - self.last_blocks, 0) : end]}
+        return [block for block in blocks if block in needed]
+
+    def fill_device(
+        self, blocks: Sequence[Block], usable: int, keepers: list[Block]
+    ) -> tuple[int, list[Block]]:
         """Load and compute; how many blocks were loaded, and which may not go while the request runs."""
         end, later = list(blocks[:usable])[-self.last_blocks :], blocks[usable:]
-        fresh = [b for b in self._keepers(blocks) if b in later]
+        fresh = [b for b in keepers if b in later]
         stay = end + _newest(fresh, self.device_blocks - len(end))
         loaded = sum(b not in self.device for b in end)
         others = [b for b in self.device if b not in stay]
@@ -50,10 +56,10 @@ class TwinSpace:
         return loaded, stay
 
     def fill_host(
-        self, blocks: Sequence[Block], stay: list[Block], on_host: Mapping[Block, int]
+        self, keepers: list[Block], stay: list[Block], on_host: Mapping[Block, int]
     ) -> tuple[int, int]:
         """Back up what is kept; how many blocks were, and how many found no room."""
-        there = [b for b in self._keepers(blocks) if b in self.device and b in on_host]
+        there = [b for b in keepers if b in self.device and b in on_host]
         wanted = [b for b in there if b not in self.host]
         locked = [b for b in self.host if b in stay]
         kept = _newest(wanted, self.host_blocks - len(locked))
@@ -65,9 +71,6 @@ class TwinSpace:
         """Make the pages of a request the newest, those of its last block the newest of all."""
         self.device = [b for b in self.device if b not in blocks] + [b for b in blocks if b in self.device]
         self.host = [b for b in self.host if b not in blocks] + [b for b in blocks if b in self.host]
-
-    def _keepers(self, blocks: Sequence[Block]) -> list[Block]:
-        return list(blocks[-1:] if self.leaf_only else blocks)
 
 
 def _newest(blocks: list[Block], count: int) -> list[Block]:
@@ -115,8 +118,8 @@ class HybridTwin:
         self.host = TwinTier(host_blocks)
         self.spaces = dict(spaces)
 
-    def request(self, blocks: Sequence[Block]) -> HybridCounts:
-        """Serve one request, root first."""
+    def request(self, blocks: Sequence[Block], complete: int | None = None) -> HybridCounts:
+        """Serve one request, root first, of which ``complete`` blocks are full; all where it is None."""
         if len(blocks) > self.device.capacity:
             return HybridCounts(requests=1, too_large=1)
         on_device = self.device.leading(blocks)
@@ -129,9 +132,11 @@ class HybridTwin:
         counts.host_hits = counts.loaded[ANCHOR] = usable - counts.device_hits
         self.device.use(blocks)
         stays: dict[str, list[Block]] = {}
+        ends = resident, len(blocks) if complete is None else complete
+        keepers = {name: space.keepers(blocks, *ends) for name, space in self.spaces.items()}
         for name, space in self.spaces.items():
             space.device = [b for b in space.device if b in self.device.last_use]
-            counts.loaded[name], stays[name] = space.fill_device(blocks, usable)
+            counts.loaded[name], stays[name] = space.fill_device(blocks, usable, keepers[name])
         new = [b for b in blocks if b not in self.host.last_use]
         self.host.use(blocks)
         counts.backed_up[ANCHOR] = sum(b in self.host.last_use for b in new)
@@ -139,7 +144,7 @@ class HybridTwin:
         for name, space in self.spaces.items():
             space.host = [b for b in space.host if b in self.host.last_use]
             counts.backed_up[name], counts.dropped[name] = space.fill_host(
-                blocks, stays[name], self.host.last_use
+                keepers[name], stays[name], self.host.last_use
             )
             space.touch(blocks)
         return counts

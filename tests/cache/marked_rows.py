@@ -27,14 +27,12 @@ class Extra:
         specs: its pools.
         block_pages: pages that a block keeps.
         last_blocks: a prefix needs the pages of so many of its last blocks.
-        leaf_only: whether only the last block of a request keeps pages.
         device_blocks, host_blocks: blocks for which each tier has pages.
     """
 
     specs: Sequence[PoolSpec]
     block_pages: int
     last_blocks: int
-    leaf_only: bool = False
     device_blocks: int
     host_blocks: int
 
@@ -46,7 +44,7 @@ class Extra:
     @property
     def twin(self) -> TwinSpace:
         """The same for the twin."""
-        return TwinSpace(self.device_blocks, self.host_blocks, self.last_blocks, self.leaf_only)
+        return TwinSpace(self.device_blocks, self.host_blocks, self.last_blocks)
 
     @property
     def block_bytes(self) -> int:
@@ -75,7 +73,7 @@ def short_window(device_blocks: int, host_blocks: int) -> Extra:
 
 
 def long_window(device_blocks: int, host_blocks: int) -> Extra:
-    """A window of six slots, which are a block and a half; every block keeps both of its pages."""
+    """A window of six slots, which are a block and a half; a block that keeps any keeps both of its pages."""
     space = _space("window", 2, Reuse.TRAILING_PAGES, window_slots=6)
     pools = _pools(space, swa=(32, RowUnit.TOKEN))
     return Extra(
@@ -90,7 +88,6 @@ def states(device_blocks: int, host_blocks: int) -> Extra:
         specs=pools,
         block_pages=1,
         last_blocks=1,
-        leaf_only=True,
         device_blocks=device_blocks,
         host_blocks=host_blocks,
     )

@@ -16,7 +16,6 @@ from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import BatchCopies, StridedCopies
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
-from hicache_core.device_pool import DevicePool
 from hicache_core.errors import CapacityError, TransferError
 from hicache_core.memory.slots import PageAllocator
 from hicache_core.spec import platform_named
