@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from hicache_core.device.sim import SimRuntime
+from hicache_core.device.sim.faults import Faults
 from hicache_core.plugins import PluginRegistry, load_plugins
+from hicache_core.replay import runner
 from hicache_core.replay.report import Report
 from hicache_core.replay.runner import Replay
 from hicache_core.replay.setup import ReplayConfig
 from hicache_core.replay.trace import TraceRequest
+from hicache_core.spec import Platform
 from tests.hybrid_twin import HybridCounts, HybridTwin, TwinSpace, hybrid_counts
 from tests.lru_twin import Counts, twin_counts
 
@@ -25,6 +28,8 @@ TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "trace
 needs_traces = pytest.mark.skipif(
     not TRACES.is_dir(), reason="the published traces are not beside the checkout (shared/data/traces)"
 )
+
+Corrupt = Callable[[Replay], None]
 
 # Prefixes are names of blocks here: "abd" shares two blocks with "abc". On 6 + 10 blocks this stream hits
 # and evicts on both tiers.
@@ -157,11 +162,44 @@ def host_bytes(replay: Replay, pool: str = "kv") -> dict[str, np.ndarray]:
     return {buffer.spec.name: buffer.memory.view for buffer in owner.buffers}
 
 
+def free_pages(replay: Replay, space: str) -> tuple[int, int]:
+    """Pages of an index space that the device and the host have to hand out."""
+    host = replay._controller.group.allocator(space)
+    return replay._books[space].allocator.free_pages, host.free_pages
+
+
 def runtime_of(replay: Replay) -> SimRuntime:
     """The simulator that a replay runs on."""
     runtime = replay._controller.runtime
     assert isinstance(runtime, SimRuntime)
     return runtime
+
+
+def mismatches(requests: Sequence[str], corrupt: Corrupt, after: int, **choices: Any) -> tuple[int, int]:
+    """Wrong bytes that a replay finds, and bytes that it verified, if it is corrupted after some requests."""
+    served: list[None] = []
+    with replaying(**choices) as replay:
+
+        def advance() -> None:
+            served.append(None)
+            if len(served) == after:
+                corrupt(replay)
+
+        report = replay.run(stream(*requests), advance)
+    assert len(served) == len(requests)
+    return report.mismatches, report.verified_bytes
+
+
+def with_faults(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> list[SimRuntime]:
+    """Let replays run on simulators in which something goes wrong; they are in the list."""
+    made: list[SimRuntime] = []
+
+    def make(platform: Platform, *, seed: int) -> SimRuntime:
+        made.append(SimRuntime(platform, seed=seed, faults=Faults(**faults)))
+        return made[-1]
+
+    monkeypatch.setattr(runner, "SimRuntime", make)
+    return made
 
 
 def tiny_model(path: Path, row_bytes: int, layers: int = 1) -> str:

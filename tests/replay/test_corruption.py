@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hicache_core.controller import Controller
-from hicache_core.device.sim import SimRuntime
-from hicache_core.device.sim.faults import Faults
-from hicache_core.replay import runner
 from hicache_core.replay.runner import Replay
-from hicache_core.spec import Platform
 from hicache_core.transfer.ticket import Ticket
 from tests.replay.replays import (
     BLOCK_BYTES,
     PAGE_BYTES,
     WALK,
     WALK_BLOCKS,
+    Corrupt,
     device_rows,
     host_bytes,
+    mismatches,
     replayed,
     replaying,
     runtime_of,
     stream,
     twin_of,
+    with_faults,
 )
 
 PAGE_ROWS = 4
 DEVICE_PAGES = 1 + 2 * WALK_BLOCKS[0] + 1
 HOST_PAGES = 1 + 2 * WALK_BLOCKS[1] + 1
-Corrupt = Callable[[Replay], None]
 
 
 def flip_device(page: int, buffer: str = "k", offset: int = 0) -> Corrupt:
@@ -51,21 +49,6 @@ def flip_host(page: int, buffer: str = "k", offset: int = 0) -> Corrupt:
         host_bytes(replay)[buffer][page * PAGE_BYTES // 2 + offset] ^= 1
 
     return corrupt
-
-
-def mismatches(requests: Sequence[str], corrupt: Corrupt, after: int, **choices: Any) -> tuple[int, int]:
-    """Wrong bytes that a replay finds, and bytes that it verified, if it is corrupted after some requests."""
-    served: list[None] = []
-    with replaying(**choices) as replay:
-
-        def advance() -> None:
-            served.append(None)
-            if len(served) == after:
-                corrupt(replay)
-
-        report = replay.run(stream(*requests), advance)
-    assert len(served) == len(requests)
-    return report.mismatches, report.verified_bytes
 
 
 @pytest.mark.parametrize("page", [0, DEVICE_PAGES - 1])
@@ -185,18 +168,6 @@ def test_write_beside_the_pages_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Controller, "load", instead)
     report = replayed(stream("ab", "cde", "ab"), device_blocks=3, host_blocks=9)
     assert 0.9 * PAGE_BYTES < report.mismatches <= PAGE_BYTES
-
-
-def with_faults(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> list[SimRuntime]:
-    """Let replays run on simulators in which something goes wrong; they are in the list."""
-    made: list[SimRuntime] = []
-
-    def make(platform: Platform, *, seed: int) -> SimRuntime:
-        made.append(SimRuntime(platform, seed=seed, faults=Faults(**faults)))
-        return made[-1]
-
-    monkeypatch.setattr(runner, "SimRuntime", make)
-    return made
 
 
 DIRECT = {"io_backend": "direct", "layout": "page_first_direct"}
