@@ -17,6 +17,7 @@ from hicache_core.replay.rows import ReplayRows
 from hicache_core.replay.runner import Replay
 from hicache_core.replay.trace import read_trace
 from tests.cli.commands import COMMAND, environment, generated, hicache, printed_json, process, replay_options
+from tests.hybrid_twin import HybridTwin, TwinSpace, hybrid_counts
 from tests.lru_twin import Counts, twin_counts
 from tests.replay.replays import runtime_of
 
@@ -72,6 +73,7 @@ def test_table_shows_the_figures_of_the_report(trace: Path, tmp_path: Path) -> N
         ("blocks referenced", f"{found['blocks']['referenced']:,}"),
         ("hits on the device", f"{found['hits']['device_blocks']:,}"),
         ("hits on the host", f"{found['hits']['host_blocks']:,}"),
+        ("hits cut", f"{found['hits']['cut_blocks']:,}"),
         ("bytes device to host", f"{found['bytes']['device_to_host']:,}"),
         ("bytes host to device", f"{found['bytes']['host_to_device']:,}"),
         ("wrong bytes", "0"),
@@ -156,6 +158,45 @@ def test_variant_and_seed_reach_the_replay(trace: Path) -> None:
     assert found["bytes"]["device_to_host"] == twin(trace, 4).backed_up * block_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "bound", "space", "blocks", "last_blocks", "leaf_only"),
+    [
+        # A window of 128 slots is eight blocks of 16, of which each keeps four pages of 4.
+        ("gpt-oss-120b", {"swa_pages": 120}, "swa", 30, 8, False),
+        ("jamba-v0.1", {"state_slots": 6}, "state", 6, 1, True),
+    ],
+)
+def test_bounds_of_windows_and_states_reach_the_replay(
+    trace: Path,
+    model: str,
+    bound: dict[str, int],
+    space: str,
+    blocks: int,
+    last_blocks: int,
+    leaf_only: bool,
+) -> None:
+    """The second space has as many pages as were asked for, and the hits are the twin's with so many."""
+    found = printed_json(
+        "replay", trace, *replay_options(model=model, tokens_per_block=16, **bound), "--json"
+    )
+    assert {name: found["config"][name] for name in ("swa_pages", "state_slots")} == {
+        "swa_pages": None,
+        "state_slots": None,
+        **bound,
+    }
+    host_blocks = -(-blocks * SIZES[1] // SIZES[0])
+    spaces = {space: TwinSpace(blocks, host_blocks, last_blocks, leaf_only)}
+    records = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    expected = hybrid_counts([r["hash_ids"] for r in records], HybridTwin(*SIZES, spaces))
+    assert expected.cut > 0
+    assert found["hits"] == {
+        "device_blocks": expected.device_hits,
+        "host_blocks": expected.host_hits,
+        "cut_blocks": expected.cut,
+    }
+    assert (found["mismatches"], found["failed_transfers"]) == (0, 0)
+
+
 @pytest.mark.parametrize("content", ["not JSON\n", '{"hash_ids": 7}\n', "[]\n"])
 def test_broken_line_is_named_and_exits_with_2(trace: Path, tmp_path: Path, content: str) -> None:
     """A line in the middle of a trace: file and line on the error stream, and no report."""
@@ -217,6 +258,9 @@ def test_kernel_on_layer_first_rows_is_refused_on_rocm(trace: Path) -> None:
         {"layers": 0},
         {"limit": 0},
         {"tokens_per_block": 0},
+        {"swa_pages": 0},
+        {"state_slots": 0},
+        {"model": "gpt-oss-120b", "swa_pages": 3, "tokens_per_block": 16},
         {"page_size": "many"},
         {"model": None},
         {"host_blocks": None},
