@@ -58,6 +58,7 @@ class DeviceOptions:
 
     Args:
         pages: device pages of each pool.
+        other_pages: device pages of the pools of some index spaces, where these have another number.
         gap_bytes: bytes between the end of a row and the start of the next.
         dtype: element type of the tensors.
         slab: whether the layers of a buffer are cut from one allocation, else each has its own.
@@ -65,6 +66,7 @@ class DeviceOptions:
     """
 
     pages: int = field(default=12, validator=v.ge(1))
+    other_pages: Mapping[str, int] = field(factory=dict)
     gap_bytes: int = field(default=0, validator=v.ge(0))
     dtype: torch.dtype = torch.uint8
     slab: bool = False
@@ -86,7 +88,8 @@ class DeviceRows:
         self, spec: PoolSpec, buffer: BufferSpec, runtime: DeviceRuntime, options: DeviceOptions, device: int
     ) -> None:
         guard = options.guard_pages * spec.page_rows
-        count = options.pages * spec.page_rows
+        pages = options.other_pages.get(spec.index_space.name, options.pages)
+        count = pages * spec.page_rows
         stride = buffer.row_bytes + options.gap_bytes
         shape = (count + 2 * guard, stride)
         layers = spec.layers_of(buffer)
