@@ -150,9 +150,9 @@ class HybridTwin:
         return counts
 
 
-def hybrid_counts(requests: Iterable[Sequence[Block]], twin: HybridTwin) -> HybridCounts:
-    """The counts of a whole stream."""
+def hybrid_counts(requests: Iterable[tuple[Sequence[Block], int]], twin: HybridTwin) -> HybridCounts:
+    """The counts of a whole stream of (blocks, how many of them its tokens fill)."""
     counts = HybridCounts()
-    for blocks in requests:
-        counts += twin.request(blocks)
+    for blocks, full in requests:
+        counts += twin.request(blocks, min(full, len(blocks)))
     return counts

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from hicache_core.cache.index import Key
 from hicache_core.device.sim import SimRuntime
-from hicache_core.pool import DevicePool
+from hicache_core.device_pool import DevicePool
 from hicache_core.spec import IndexSpace, PoolSpec, Reuse, RowUnit
 from hicache_core.testing.stand_ins import pool_spec
 from tests.hybrid_twin import TwinSpace

@@ -20,7 +20,6 @@ class Hybrid:
         bound: the choice that bounds it.
         block_pages: pages that a block keeps of it.
         last_blocks: a prefix needs the pages of so many of its last blocks.
-        leaf_only: whether only the last block of a request keeps pages.
     """
 
     choices: dict[str, Any]
@@ -29,7 +28,6 @@ class Hybrid:
     bound: str = ""
     block_pages: int = 1
     last_blocks: int = 1
-    leaf_only: bool = False
 
     def twin_spaces(self, device_blocks: int, host_blocks: int, bound: int) -> dict[str, TwinSpace]:
         """The space for the twin: so many pages on the device, as many more on the host as it has blocks."""
@@ -37,7 +35,7 @@ class Hybrid:
             return {}
         blocks = bound // self.block_pages
         host = -(-blocks * host_blocks // device_blocks)
-        return {self.space: TwinSpace(blocks, host, self.last_blocks, self.leaf_only)}
+        return {self.space: TwinSpace(blocks, host, self.last_blocks)}
 
     def bounded(self, bound: int) -> dict[str, Any]:
         """The choices with a bound of the space."""
@@ -50,7 +48,6 @@ def _states(model: str, token_bytes: int, slot_bytes: int, layers: int) -> Hybri
         block_bytes={ANCHOR: layers * 8 * token_bytes, "state": layers * slot_bytes},
         space="state",
         bound="state_slots",
-        leaf_only=True,
     )
 
 

@@ -89,7 +89,10 @@ def hybrid_of(
     spaces: Mapping[str, TwinSpace] | None = None,
 ) -> HybridCounts:
     """What the twin counts for requests to a model with further index spaces."""
-    return hybrid_counts(blocks_of(requests), HybridTwin(device_blocks, host_blocks, spaces or {}))
+    listed = list(requests)
+    full = [r.input_tokens // r.block_tokens for r in listed]
+    streamed = zip(blocks_of(listed), full, strict=True)
+    return hybrid_counts(streamed, HybridTwin(device_blocks, host_blocks, spaces or {}))
 
 
 def check_hybrid(report: Report, twin: HybridCounts, block_bytes: Mapping[str, int]) -> None:

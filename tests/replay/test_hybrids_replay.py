@@ -28,7 +28,7 @@ PAIRS = [("kernel", "page_first"), ("direct", "page_first_direct"), ("direct", "
 CASES = [
     (model, platform, pair)
     for model, platform, pair in itertools.product(HYBRIDS, PLATFORMS, PAIRS)
-    if not (HYBRIDS[model].leaf_only and pair[1] == "layer_first")
+    if not (HYBRIDS[model].space == "state" and pair[1] == "layer_first")
 ]
 
 
