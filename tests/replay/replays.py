@@ -205,6 +205,25 @@ def with_faults(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> list[SimRunti
     return made
 
 
+def still(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
+    """No pages at all."""
+    return host_pages[:0], device_pages[:0]
+
+
+def turned(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
+    """Each page pairs with the next one's partner."""
+    return host_pages, np.roll(device_pages, 1)
+
+
+def short(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
+    """All pages but the last."""
+    return host_pages[:-1], device_pages[:-1]
+
+
+ASTRAY = [still, turned, short]
+"""Ways in which a transfer that claims to be done has moved other pages than it should."""
+
+
 def tiny_model(path: Path, row_bytes: int, layers: int = 1) -> str:
     """Write a model file with one pool of latent rows of ``row_bytes``; its path."""
     pool = {

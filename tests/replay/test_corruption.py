@@ -12,6 +12,7 @@ from hicache_core.controller import Controller
 from hicache_core.replay.runner import Replay
 from hicache_core.transfer.ticket import Ticket
 from tests.replay.replays import (
+    ASTRAY,
     BLOCK_BYTES,
     PAGE_BYTES,
     WALK,
@@ -120,22 +121,7 @@ def test_every_layer_is_looked_at(layer: int) -> None:
     assert mismatches(["a"], device, 1, layers=3)[0] == 1
 
 
-def still(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
-    """No pages at all."""
-    return host_pages[:0], device_pages[:0]
-
-
-def turned(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
-    """Each page pairs with the next one's partner."""
-    return host_pages, np.roll(device_pages, 1)
-
-
-def short(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
-    """All pages but the last."""
-    return host_pages[:-1], device_pages[:-1]
-
-
-@pytest.mark.parametrize("wrong", [still, turned, short])
+@pytest.mark.parametrize("wrong", ASTRAY)
 @pytest.mark.parametrize("direction", ["load", "backup"])
 def test_transfer_that_moves_the_wrong_pages_is_found(
     monkeypatch: pytest.MonkeyPatch, direction: str, wrong: Callable[..., tuple[Any, Any]]

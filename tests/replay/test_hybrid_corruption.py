@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hicache_core.controller import Controller
@@ -13,6 +12,7 @@ from hicache_core.replay.runner import Replay
 from hicache_core.transfer.ticket import Ticket
 from tests.replay.hybrids import HYBRIDS
 from tests.replay.replays import (
+    ASTRAY,
     Corrupt,
     device_rows,
     host_bytes,
@@ -94,22 +94,7 @@ def test_guard_byte_is_found(model: str, pool: str, buffer: str, page_rows: int,
         assert mismatches(THERE_AND_BACK, corrupt, after=2, **choices(model))[0] == 1
 
 
-def still(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
-    """No pages at all."""
-    return host_pages[:0], device_pages[:0]
-
-
-def turned(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
-    """Each page pairs with the next one's partner."""
-    return host_pages, np.roll(device_pages, 1)
-
-
-def short(host_pages: np.ndarray, device_pages: np.ndarray) -> tuple[Any, Any]:
-    """All pages but the last."""
-    return host_pages[:-1], device_pages[:-1]
-
-
-@pytest.mark.parametrize("wrong", [still, turned, short])
+@pytest.mark.parametrize("wrong", ASTRAY)
 @pytest.mark.parametrize("direction", ["load", "backup"])
 def test_window_that_is_left_behind_or_goes_astray_is_found(
     monkeypatch: pytest.MonkeyPatch, direction: str, wrong: Callable[..., tuple[Any, Any]]
