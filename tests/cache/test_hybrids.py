@@ -220,7 +220,7 @@ def test_end_of_a_request_is_what_a_short_host_keeps_of_its_windows() -> None:
 STEPS = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), max_size=4)), max_size=25)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STEPS, st.integers(0, 9), SPACE, STATES)
 def test_overlapping_requests_keep_the_books_of_every_space(
     steps: list[tuple[int, list[int]]],
