@@ -140,7 +140,8 @@ def test_a_family_adds_rows_to_what_the_model_says() -> None:
 def test_a_family_refuses_a_geometry_by_the_name_of_its_pool() -> None:
     """Pool, family, what was got and what was expected; the remedy points at the model file."""
     space = IndexSpace(name="full", page_slots=4)
-    error = PoolGeometry(pool="c4", family="rows", index_space=space, layer_ids=()).refusal("ratio", "4", where=" here")
+    geometry = PoolGeometry(pool="c4", family="rows", index_space=space, layer_ids=())
+    error = geometry.refusal("ratio", "4", where=" here")
     assert (error.code, error.who, error.got, error.expected) == (
         "spec",
         "pool 'c4' (rows)",
