@@ -201,8 +201,10 @@ def test_a_new_tensor_is_never_taken_for_one_that_is_gone(make_rig: MakeRig) -> 
     rig = _loaded(make_rig)
     stream = rig.runtime.new_stream(0)
     memory, device = torch.tensor(rig.slots([0])), torch.tensor(rig.slots([3]))
-    identities = set()
-    for number in range(64):
+    identities: set[int] = set()
+    number = 0
+    # An identity comes again when the allocator likes; without that this proves nothing.
+    while (len(identities) == number and number < 20_000) or number < 64:
         memory.data[:] = torch.tensor(rig.slots([number % 8]))
         host = memory.data
         identities.add(id(host))
@@ -210,7 +212,9 @@ def test_a_new_tensor_is_never_taken_for_one_that_is_gone(make_rig: MakeRig) -> 
         pairs = _pool(rig).load_indices.pairs(host, device, stream)
         assert (pairs.host_pages.tolist(), pairs.device_pages.tolist()) == ([number % 8], [3])
         del host
-    assert len(identities) < 64
+        number += 1
+    if len(identities) == number:
+        pytest.skip("this interpreter gave no identity twice")
 
 
 @pytest.mark.parametrize("make", [torch.tensor, _in_inference, np.copy])
