@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 from hicache_core.compat import Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
 from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
-from hicache_core.errors import PluginError, SpecError
+from hicache_core.errors import PairingError, PluginError, SpecError
 from hicache_core.group import HostGroup
 from hicache_core.memory.host import MAX_REGISTRATION_BYTES
 from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
@@ -269,7 +269,10 @@ class Controller:
         self, host: Any, device: Any, others: Sides, numbers: Numbers, *, who: str, host_is_target: bool
     ) -> SpacePairs:
         """The page pairs of each space; all are checked before any page is held."""
-        sides = {self._anchor_space: (host, device), **others}
+        sides = {self._anchor_space: (host, device)}
+        if others:
+            _check_others(others, self._anchor_space, who)
+            sides.update(others)
         pairs = {}
         for name, (host_side, device_side) in sides.items():
             allocator = self.group.allocator(name)
@@ -302,6 +305,24 @@ class Controller:
         """Wait for all that was submitted, then release the host memory; a second call does nothing."""
         self.engine.close()
         self.group.destroy()
+
+
+def _check_others(others: Any, anchor_space: str, who: str) -> None:
+    """Refuse what is not a pair of sides for each other index space, and the anchor's named among them."""
+    bad = others if not isinstance(others, Mapping) else None
+    if bad is None:
+        bad = next((name for name, sides in others.items() if not _is_pair(sides)), None)
+    if bad is not None or anchor_space in others:
+        raise PairingError(
+            who=who,
+            got=f"others with '{anchor_space}', the anchor's" if bad is None else f"others {bad!r}",
+            expected="host indices and device indices, two sides, for each index space beside the anchor's",
+            remedy="Give the anchor's indices as the first two arguments, and pairs in others.",
+        )
+
+
+def _is_pair(sides: Any) -> bool:
+    return isinstance(sides, tuple | list) and len(sides) == 2
 
 
 def _release(held: Sequence[tuple[PageAllocator, Int64Array]]) -> None:

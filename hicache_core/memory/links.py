@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_core.errors import PairingError, SlotError
-from hicache_core.memory.slots import Int64Array, PageAllocator
+from hicache_core.memory.slots import Int64Array, PageAllocator, page_numbers
 from hicache_core.spec import retention
 
 _NONE = -1
@@ -41,14 +41,15 @@ class PageLinks:
 
         Raises:
             PairingError: unequal lengths, a page twice, or a page that has a partner; nothing changed.
+            IndicesError: pages that are no int64[n], or that the space does not have; nothing changed.
             SlotError: a page that nobody owns; nothing changed.
         """
         if len(anchor_pages) != len(pages):
             self._refuse(f"{len(anchor_pages)} pages for {len(pages)}", "one for each")
         sides = ((self._anchor, anchor_pages, self._of_anchor), (self._other, pages, self._of_other))
         for allocator, mine, partners in sides:
-            outside = mine[(mine < 0) | (mine >= allocator.pages)]
-            if outside.size or not allocator.owns(mine):
+            self._check(mine, allocator)
+            if not allocator.owns(mine):
                 raise SlotError(
                     who=f"links to index space '{self._other.space.name}'",
                     got=f"pages {mine[:8].tolist()} of '{allocator.space.name}', not all handed out",
@@ -63,12 +64,14 @@ class PageLinks:
 
     def unlink(self, pages: Int64Array) -> None:
         """Part pages of the other space (int64[n]) from their partners, where they have one."""
+        self._check(pages, self._other)
         partners = self._of_other[pages]
         self._of_anchor[partners[partners != _NONE]] = _NONE
         self._of_other[pages] = _NONE
 
     def pages(self, anchor_pages: Int64Array) -> Int64Array:
         """The partner of each of the anchor's pages: int64[n], -1 where there is none."""
+        self._check(anchor_pages, self._anchor)
         return self._of_anchor[anchor_pages]
 
     def slots(self, anchor_slots: Int64Array) -> Int64Array:
@@ -77,7 +80,7 @@ class PageLinks:
         Slots correspond where both spaces have pages of one size; of a checkpoint there is one slot a page.
         """
         size, other_size = self._anchor.space.page_slots, self._other.space.page_slots
-        partners = self._of_anchor[anchor_slots // size]
+        partners = self.pages(anchor_slots // size)
         found: Int64Array = partners * other_size + anchor_slots % size % other_size
         return np.where(partners == _NONE, _NONE, found)
 
@@ -88,9 +91,13 @@ class PageLinks:
             anchor_pages: int64[n], the anchor's pages of a prefix, root first.
         """
         at = np.arange(len(anchor_pages), dtype=np.int64)
-        missing = np.where(self._of_anchor[anchor_pages] == _NONE, at, -1)
+        missing = np.where(self.pages(anchor_pages) == _NONE, at, -1)
         unbroken = at - np.maximum.accumulate(missing) if at.size else at
         return unbroken >= np.minimum(self._needed, at + 1)
+
+    def _check(self, pages: Int64Array, allocator: PageAllocator) -> None:
+        who = f"links to index space '{self._other.space.name}'"
+        page_numbers(pages, allocator.space, allocator.pages, who)
 
     def _refuse(self, got: Any, expected: str) -> NoReturn:
         raise PairingError(

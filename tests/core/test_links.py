@@ -9,7 +9,7 @@ import pytest
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
-from hicache_core.errors import PairingError, SlotError
+from hicache_core.errors import IndicesError, PairingError, SlotError
 from hicache_core.group import HostGroup
 from hicache_core.memory.links import PageLinks
 from hicache_core.memory.slots import PageAllocator
@@ -80,12 +80,26 @@ def test_a_page_has_one_partner(anchor: np.ndarray, other: np.ndarray) -> None:
     assert links.pages(np.arange(PAGES)).tolist() == [5] + [-1] * (PAGES - 1)
 
 
-@pytest.mark.parametrize(("anchor", "other"), [(4, 0), (0, 4), (-1, 0), (0, PAGES)])
+@pytest.mark.parametrize(("anchor", "other"), [(4, 0), (0, 4)])
 def test_pages_that_nobody_owns_are_not_linked(anchor: int, other: int) -> None:
-    """I1: a page that is free, or none at all, has no partner."""
+    """I1: a page that is free has no partner."""
     links = linked(SWA, taken=4)
     with pytest.raises(SlotError):
         links.link(pages(anchor), pages(other))
+
+
+@pytest.mark.parametrize("stray", [-1, PAGES])
+def test_pages_that_do_not_exist_are_refused(stray: int) -> None:
+    """I23: out of range either way, wherever a page is given; a link of the last page stays."""
+    links = linked(SWA)
+    links.link(pages(PAGES - 1), pages(PAGES - 1))
+    for ask in (links.pages, links.restorable, links.unlink, lambda page: links.slots(page * 4)):
+        with pytest.raises(IndicesError):
+            ask(pages(stray))
+    for sides in ((pages(stray), pages(0)), (pages(0), pages(stray)), ([0], pages(0))):
+        with pytest.raises(IndicesError):
+            links.link(*sides)
+    assert links.pages(pages(PAGES - 1)).tolist() == [PAGES - 1]
 
 
 @pytest.mark.parametrize(("space", "window"), [(SWA, 2), (STATE, 1)], ids=["window", "checkpoint"])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
-from hicache_core.errors import IndicesError, PageContractError, SlotError, SpecError, UnknownNameError
+from hicache_core.errors import (
+    IndicesError,
+    PageContractError,
+    PairingError,
+    SlotError,
+    SpecError,
+    UnknownNameError,
+)
 from hicache_core.memory.slots import page_numbers
 from hicache_core.spec import IndexSpace, PoolSpec, Reuse, RowUnit, platform_named
 from hicache_core.testing.rigs import Rig, differences
@@ -127,6 +136,24 @@ def test_a_refused_space_leaves_all_others_free(rig: Rig[SimRuntime]) -> None:
         with pytest.raises(UnknownNameError):
             rig.controller.backup(*good, others={"nowhere": good})
         rig.controller.group.free({"full": rig.slots(host), "swa": rig.slots(swa, "swa")})
+
+
+@pytest.mark.parametrize(
+    "others", ["the anchor", {"swa": None}, {"swa": (1, 2, 3)}, {"swa": np.arange(2)}, ["swa"]], ids=repr
+)
+def test_others_are_pairs_of_sides_for_other_spaces(rig: Rig[SimRuntime], others: Any) -> None:
+    """The anchor's pages are never replaced unseen by a second mention, and nothing half given is guessed."""
+    with rig:
+        host = rig.allocate(2)
+        rig.fill_host()
+        before = rig.snapshot()
+        good = rig.sides([(host[0], 1)])
+        given = {"full": rig.sides([(host[1], 2)])} if others == "the anchor" else others
+        for move in (rig.controller.backup, rig.controller.load):
+            with pytest.raises(PairingError):
+                move(*good, others=given)
+        assert not differences(rig.snapshot(), before)
+        rig.controller.group.free({"full": rig.slots(host)})
 
 
 def test_pages_of_every_space_are_held_until_the_ticket_is_acknowledged(rig: Rig[SimRuntime]) -> None:
