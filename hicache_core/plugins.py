@@ -13,9 +13,17 @@ from attrs import field, frozen
 from hicache_core import hookspecs
 from hicache_core.errors import HiCacheError, PluginError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
-from hicache_core.spec import Capabilities, Platform, PoolGeometry, PoolSpec, default_capabilities
+from hicache_core.spec import (
+    PLATFORMS,
+    Capabilities,
+    Platform,
+    PoolGeometry,
+    PoolSpec,
+    default_capabilities,
+)
 
 _HOOK_PREFIX = f"{PROJECT}_"
+_POOL_HOOKS = ("hicache_pool_families", "hicache_pool_spec")
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(_HOOK_PREFIX))
 
 
@@ -28,12 +36,14 @@ class Plugin:
         distribution: name and version of its distribution, or empty where it was registered by hand.
         families: the families that it owns.
         hooks: the hooks that it implements.
+        platforms: the platform profiles that it brings.
     """
 
     name: str
     distribution: str
     families: tuple[Family, ...]
     hooks: tuple[str, ...]
+    platforms: tuple[Platform, ...] = ()
     module: Any = field(repr=False, eq=False)
 
     @property
@@ -76,6 +86,11 @@ class PluginRegistry:
         """The families that are there, by name."""
         return {f.name: f for p in self.plugins for f in p.families}
 
+    @property
+    def platforms(self) -> Mapping[str, Platform]:
+        """The platform profiles that there are, by name: the core's, then those of plugins."""
+        return {**PLATFORMS, **{one.name: one for plugin in self.plugins for one in plugin.platforms}}
+
     def register(self, module: Any, *, name: str, distribution: str = "") -> Plugin:
         """Register a plugin; on any refusal the registry is what it was before.
 
@@ -100,7 +115,8 @@ class PluginRegistry:
             hooks = self._marked_hooks(module, who)
             self._manager.register(module, name=name)
             self._manager.check_pending()
-            families = self._families_of(module, who)
+            families = self._families_of(module, who) if _POOL_HOOKS[0] in hooks else ()
+            platforms = self._platforms_of(module, who) if "hicache_platforms" in hooks else ()
         except (Exception, SystemExit) as error:
             if self._manager.get_plugin(name) is not None:
                 self._manager.unregister(name=name)
@@ -109,7 +125,14 @@ class PluginRegistry:
             raise _refusal(
                 who, f"{type(error).__name__}: {error}", "a plugin that loads", "Mend or uninstall it."
             ) from error
-        plugin = Plugin(name=name, distribution=distribution, families=families, hooks=hooks, module=module)
+        plugin = Plugin(
+            name=name,
+            distribution=distribution,
+            families=families,
+            hooks=hooks,
+            platforms=platforms,
+            module=module,
+        )
         self._plugins[name] = plugin
         self._owners.update({family.name: plugin for family in families})
         return plugin
@@ -133,11 +156,11 @@ class PluginRegistry:
                 f"marked hooks among {', '.join(_HOOKS)}",
                 "Correct the names and mark each with @hookimpl.",
             )
-        if "hicache_pool_families" not in marked or "hicache_pool_spec" not in marked:
+        if not set(_POOL_HOOKS) <= set(marked) and marked != ["hicache_platforms"]:
             raise _refusal(
                 who,
                 f"the hooks {marked}",
-                "at least hicache_pool_families and hicache_pool_spec",
+                f"at least {' and '.join(_POOL_HOOKS)}, or hicache_platforms alone",
                 "Implement both.",
             )
         for hook in marked:
@@ -178,6 +201,22 @@ class PluginRegistry:
                     "Install a release of the plugin for this hicache-core.",
                 )
         return families
+
+    def _platforms_of(self, module: Any, who: str) -> tuple[Platform, ...]:
+        platforms = tuple(module.hicache_platforms())
+        names = [getattr(platform, "name", None) for platform in platforms]
+        odd = [platform for platform in platforms if not isinstance(platform, Platform)]
+        taken = [name for name in names if name in self.platforms or names.count(name) > 1]
+        if odd or taken or not platforms:
+            raise _refusal(
+                who,
+                f"{odd[0]!r} among its platforms"
+                if odd
+                else f"platforms {names}, of which {taken} are taken",
+                "at least one Platform, each of a name that is free",
+                "Correct hicache_platforms.",
+            )
+        return platforms
 
     def refuse(self, name: str, distribution: str, error: PluginError) -> None:
         """Keep a refused plugin for introspection."""

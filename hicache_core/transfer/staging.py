@@ -6,10 +6,9 @@ import threading
 
 import torch
 
+from hicache_core.compat import DEFAULT_RING_BYTES
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.memory.addresses import KernelRange
-
-DEFAULT_RING_BYTES = 64 << 20
 
 
 class StagingRing:
