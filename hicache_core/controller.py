@@ -3,64 +3,39 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from attrs import evolve, field, frozen
-
-from hicache_core.compat import DEFAULT_RING_BYTES, Member, Plan, Query, solve
+from hicache_core import construction
+from hicache_core.binding import Binder
+from hicache_core.compat import Plan, solve
+from hicache_core.construction import ControllerConfig
 from hicache_core.device.base import DeviceRuntime, Event
 from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
-from hicache_core.errors import PairingError, PluginError, SpecError
+from hicache_core.errors import PairingError
+from hicache_core.events import DecisionLog
 from hicache_core.group import HostGroup
-from hicache_core.memory.host import MAX_REGISTRATION_BYTES
 from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
-from hicache_core.memory.tables import HostTable, KernelTable
 from hicache_core.plugins import PluginRegistry
-from hicache_core.pool import HostPool, build_pointer_tables
-from hicache_core.spec import layout_named
-from hicache_core.spec.checks import whole
-from hicache_core.transfer.engine import Engine, load_groups
+from hicache_core.pool import HostPool
+from hicache_core.probe import probe_pool
+from hicache_core.sidecar import sidecar_steps
+from hicache_core.spec import Capabilities, PoolSpec, layout_named
+from hicache_core.transfer.engine import Engine, closed_error, load_groups
 from hicache_core.transfer.index_cache import IndexReader
 from hicache_core.transfer.pairs import Numbers, SpacePairs, page_pairs
 from hicache_core.transfer.ticket import Ticket
+
+__all__ = ["Controller", "ControllerConfig"]
 
 Move = Callable[..., Ticket]
 Hold = Callable[[PageAllocator, Int64Array], None]
 Sides = Mapping[str, tuple[Any, Any]]
 """Host and device indices of each index space."""
 _NONE: Sides = {}
-_SIDES: dict[str, type[HostTable] | type[KernelTable]] = {
-    "host": HostTable,
-    "host_kernel": KernelTable,
-    "device": KernelTable,
-}
-
-
-@frozen(kw_only=True)
-class ControllerConfig:
-    """What an operator chooses.
-
-    Args:
-        io_backend: ``kernel`` or ``direct``.
-        layout: name of the host layout.
-        host_pages: host pages of the anchor's index space, shared by the pools that ride on it.
-        other_host_pages: host pages of each index space that is not the anchor's.
-        first_layer: first model layer of this pipeline stage; layer ids are those of the whole model.
-        layer_count: layers of the stage; loads have a completion mark for each. 0 takes those up to the
-            highest that a pool names.
-        ring_bytes: budget of the staging ring of a device.
-        max_registration_bytes: largest registration that is tried.
-    """
-
-    io_backend: str
-    layout: str
-    host_pages: int = field(validator=whole(1))
-    other_host_pages: Mapping[str, int] = field(factory=dict)
-    first_layer: int = field(default=0, validator=whole(0))
-    layer_count: int = field(default=0, validator=whole(0))
-    ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
-    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=whole(1))
 
 
 class Controller:
@@ -90,105 +65,142 @@ class Controller:
     ) -> None:
         self.config = config
         self.runtime = runtime
+        self.device = device
+        self.decisions = DecisionLog()
         self._registry = registry
         self._indices = IndexReader()
+        self._joining = threading.Lock()
+        self._submitting = threading.Lock()
         self.plan: Plan = solve(
-            Query(
-                platform=runtime.platform,
-                io_backend=config.io_backend,
-                layout=config.layout,
-                pools=[
-                    Member(
-                        spec=pool.spec, capabilities=registry.capabilities(pool.spec, runtime.platform)
-                    )
-                    for pool in device_pools
-                ],
-            ),
-            who="controller",
+            construction.query(config, device_pools, {}, runtime.platform, registry), who="controller"
         )
         for pool in device_pools:
             check_device_pool(pool)
         check_apart(device_pools)
-        host_pages = _host_pages(config, device_pools)
+        host_pages = construction.host_pages(config, device_pools)
         page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
-        groups = load_groups(_layers(config, device_pools), sum(page_bytes) // max(len(page_bytes), 1))
+        self.layers = construction.stage_layers(config, device_pools)
+        groups = load_groups(self.layers, sum(page_bytes) // max(len(page_bytes), 1))
         self.engine = Engine(runtime, device, groups, config.ring_bytes)
-        self.group = self._make_group(device_pools, host_pages, device)
-        self._anchor_space = self.group.anchor_space
-        self.device_pages = _device_pages(device_pools)
-        self.engine.attach([pool.ways for pool in self.group.pools if pool.ways is not None])
-
-    def _make_group(
-        self, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int], device: int
-    ) -> HostGroup:
-        layout = layout_named(self.config.layout)
-        made: list[HostPool] = []
-        try:
+        self._binder = Binder(registry, runtime, self.engine.ring, device)
+        self.device_pages = construction.device_pages(device_pools)
+        with ExitStack() as undo:
+            pools = []
             for device_pool in device_pools:
-                pool = HostPool(
-                    device_pool,
-                    layout,
-                    host_pages[device_pool.spec.index_space.name],
-                    self.runtime,
-                    max_registration_bytes=self.config.max_registration_bytes,
-                )
-                made.append(pool)
-                self._bind(pool, device)
-            return HostGroup(made)
-        except BaseException:
-            for pool in reversed(made):
-                pool.destroy()
-            raise
+                pools.append(self._make(device_pool, host_pages[device_pool.spec.index_space.name]))
+                undo.callback(pools[-1].destroy)
+                self._binder.bind(pools[-1], self.plan)
+            self.group = HostGroup(pools)
+            for made in pools:
+                self._prove(made)
+            undo.pop_all()
+        self._anchor_space = self.group.anchor_space
+        self._attach()
+        for made in pools:
+            self._note(made)
 
-    def _bind(self, pool: HostPool, device: int) -> None:
-        spec, plan = pool.spec, self.plan.pools.get(pool.spec.pool)
-        if plan is None or not spec.layer_count:
+    def _make(self, device_pool: DevicePool, pages: int) -> HostPool:
+        return HostPool(
+            device_pool,
+            layout_named(self.config.layout),
+            pages,
+            self.runtime,
+            max_registration_bytes=self.config.max_registration_bytes,
+        )
+
+    def _attach(self) -> None:
+        """Let the pools of the group move from now on."""
+        ways = [pool.ways for pool in self.group.pools if pool.ways is not None]
+        self.engine.attach(self.engine.lanes(ways))
+
+    def _prove(self, pool: HostPool) -> None:
+        """Move pages of a pool that is bound through its own ways, unless that is switched off."""
+        if not self.config.probe:
+            self.decisions.record("probe-off", "the start-up probe is switched off", pool=pool.spec.pool)
             return
-        tables = self._registry.ask(
-            spec.family,
-            "hicache_build_pointer_table",
-            spec=spec,
-            buffers=pool.pool_buffers(),
-            device=device,
-        )
-        if tables is None:
-            tables = build_pointer_tables(spec, pool.pool_buffers(), device)
-        self._check_tables(pool, tables, device)
-        pool.bind(tables, plan, self.engine.ring, device)
-        if plan.staged:
-            writer = self._registry.ask(spec.family, "hicache_staged_write_back", pool=pool, device=device)
-            if writer is not None and not callable(getattr(writer, "submit", None)):
-                raise PluginError(
-                    who=self._registry.owner(spec.family).title,
-                    got=f"{writer!r} as the writer of pool '{spec.pool}'",
-                    expected="an object with submit(pairs, layers, stream), or None",
-                    remedy="Correct hicache_staged_write_back.",
-                )
-            if writer is not None and pool.ways is not None:
-                pool.ways = evolve(pool.ways, backup=writer)
+        nbytes = probe_pool(pool, self.engine, self.runtime, self.device)
+        reason = f"{nbytes} bytes there and back as planned"
+        self.decisions.record("probe-passed", reason, pool=pool.spec.pool)
 
-    def _check_tables(self, pool: HostPool, tables: Any, device: int) -> None:
-        """Refuse tables of other rows or another device; where they point is their plugin's affair."""
-        if not isinstance(tables, tuple | list) or len(tables) != len(pool.buffers):
-            raise self._bad_tables(pool, repr(tables), f"{len(pool.buffers)} BufferTables, one per buffer")
-        for table, buffer in zip(tables, pool.buffers, strict=True):
-            rows = (buffer.grid.layers, buffer.grid.page_rows, buffer.grid.row_bytes)
-            if getattr(table, "per_layer", None) is not buffer.spec.per_layer:
-                got = f"per_layer = {getattr(table, 'per_layer', None)!r} of {buffer.spec.name}"
-                raise self._bad_tables(pool, got, f"{buffer.spec.per_layer}, as declared")
-            for side, kind in _SIDES.items():
-                found = getattr(table, side, None)
-                if not isinstance(found, kind) or not found.covers(rows, device):
-                    expected = f"a {kind.__name__} of {rows} (layers, rows, bytes) for device {device}"
-                    raise self._bad_tables(pool, f"{side} = {found!r}", expected)
+    def _note(self, pool: HostPool) -> None:
+        """Keep what was decided about a pool that is now in the group."""
+        name, space = pool.spec.pool, pool.spec.index_space.name
+        plan = self.plan.pools.get(name)
+        for choice in plan.choices if plan is not None else ():
+            self.decisions.record(choice.code, choice.text, pool=name)
+        device_pages = self.device_pages[space]
+        if pool.pages < device_pages and pool.spec.buffers:
+            reason = f"{pool.pages} host pages are fewer than {device_pages} on the device"
+            self.decisions.record("host-smaller-than-device", reason, pool=name)
 
-    def _bad_tables(self, pool: HostPool, got: str, expected: str) -> PluginError:
-        return PluginError(
-            who=self._registry.owner(pool.spec.family).title,
-            got=f"{got} as pointer tables of pool '{pool.spec.pool}'",
-            expected=expected,
-            remedy="Correct hicache_build_pointer_table.",
+    def register_sidecar(self, device_pool: DevicePool, *, host_pages: int | None = None) -> None:
+        """Take a pool into the group, all or nothing: validate, allocate, register, bind, probe, publish.
+
+        Transfers go on meanwhile; those that are submitted after the call moves it too. Host pages that are
+        handed out lack the pool's part: they are refused to a load until a backup has written them.
+
+        Args:
+            device_pool: its declaration and device rows, which nobody uses before the call returns.
+            host_pages: its host pages; None for as many as its index space has. A pool that brings an index
+                space needs a figure.
+
+        Raises:
+            SidecarError: a step failed; names it, with the error of the step as its cause. The group is what
+                it was and serves on.
+        """
+        with self._joining, sidecar_steps(device_pool.spec, self.decisions) as enter, ExitStack() as undo:
+            enter("validate")
+            plan, pages = self._validate(device_pool, host_pages)
+            enter("allocate")
+            pool = self._make(device_pool, pages)
+            undo.callback(pool.destroy)
+            enter("tables")
+            if not self.engine.ring.made:
+                undo.callback(self.engine.ring.release)
+            self._binder.bind(pool, plan)
+            enter("probe")
+            self._prove(pool)
+            enter("publish")
+            self._publish(pool, plan)
+            undo.pop_all()
+
+    def _validate(self, device_pool: DevicePool, host_pages: int | None) -> tuple[Plan, int]:
+        """The plan of the group with a sidecar, and the sidecar's host pages; nothing has changed."""
+        if self.engine.closed:
+            raise closed_error("register_sidecar")
+        present = [pool.device_pool for pool in self.group.pools]
+        space = device_pool.spec.index_space.name
+        known = self.group.allocators.get(space)
+        asked = known.pages if known is not None and host_pages is None else host_pages
+        pages = construction.checked_page_count(space, asked)
+        counts = {pool.spec.pool: pool.pages for pool in self.group.pools}
+        counts.setdefault(device_pool.spec.pool, pages)
+        query = construction.query(
+            self.config, [*present, device_pool], counts, self.runtime.platform, self._registry
         )
+        plan = solve(query, who="register_sidecar")
+        check_device_pool(device_pool)
+        check_apart([*present, device_pool])
+        construction.check_layers(device_pool, self.layers)
+        construction.check_device_pages(device_pool, self.device_pages.get(space, 0))
+        for layer in itertools.chain.from_iterable(device_pool.layers.values()):
+            self.runtime.device_range(layer, self.device)
+        return plan, pages
+
+    def _publish(self, pool: HostPool, plan: Plan) -> None:
+        """Let a pool take part; no transfer is between its holds and its submission meanwhile."""
+        space = pool.spec.index_space.name
+        with self._submitting:
+            self.device_pages.setdefault(space, pool.device_pool.pages or 0)
+            self.group.admit(pool)
+            self.plan = plan
+            self._attach()
+        self._note(pool)
+        self.decisions.record("sidecar-joined", f"rides on index space '{space}'", pool=pool.spec.pool)
+
+    def capabilities(self, spec: PoolSpec) -> Capabilities:
+        """What the owner of a pool's family declares for it on this platform."""
+        return self._registry.capabilities(spec, self.runtime.platform)
 
     @property
     def index_synchronisations(self) -> int:
@@ -294,11 +306,12 @@ class Controller:
         held: list[tuple[PageAllocator, Int64Array]] = []
         release = functools.partial(_release, held)
         try:
-            for name, mine in pairs.items():
-                allocator = self.group.allocators[name]
-                hold(allocator, mine.host_pages)
-                held.append((allocator, mine.host_pages))
-            return move(pairs, after=after, on_acknowledged=release)
+            with self._submitting:
+                for name, mine in pairs.items():
+                    allocator = self.group.allocators[name]
+                    hold(allocator, mine.host_pages)
+                    held.append((allocator, mine.host_pages))
+                return move(pairs, after=after, on_acknowledged=release)
         except BaseException:
             release()
             raise
@@ -330,53 +343,3 @@ def _is_pair(sides: Any) -> bool:
 def _release(held: Sequence[tuple[PageAllocator, Int64Array]]) -> None:
     for allocator, pages in held:
         allocator.release(pages)
-
-
-def _layers(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> range:
-    """The model layers of the stage; SpecError where a pool has one before it."""
-    first = config.first_layer
-    stop = first + config.layer_count
-    for pool in device_pools:
-        ids = pool.spec.layer_ids
-        if ids and ids[0] < first:
-            raise SpecError(
-                who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
-                got=f"model layer {ids[0]}",
-                expected=f"layers from {first} on, where this stage starts",
-                remedy="Give layer ids of the whole model, and the stage's own pools.",
-            )
-        stop = max(stop, ids[-1] + 1 if ids else 0)
-    return range(first, stop)
-
-
-def _device_pages(device_pools: Sequence[DevicePool]) -> dict[str, int]:
-    """Pages of each index space that every pool of it has on the device."""
-    counts: dict[str, list[int]] = {pool.spec.index_space.name: [] for pool in device_pools}
-    for pool in device_pools:
-        if pool.pages is not None:
-            counts[pool.spec.index_space.name].append(pool.pages)
-    return {name: min(mine, default=0) for name, mine in counts.items()}
-
-
-def _host_pages(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> dict[str, int]:
-    """Host pages of each index space; SpecError where a space has no figure, or a figure no space."""
-    anchor = next(pool.spec.index_space.name for pool in device_pools if pool.spec.anchor)
-    pages = {**config.other_host_pages, anchor: config.host_pages}
-    spaces = {pool.spec.index_space.name for pool in device_pools}
-    if set(pages) != spaces or anchor in config.other_host_pages:
-        raise SpecError(
-            who="controller",
-            got=f"host pages for index spaces {', '.join(sorted(config.other_host_pages)) or 'none'} beside "
-            f"'{anchor}'",
-            expected=f"{', '.join(sorted(spaces - {anchor})) or 'none'}, as the pools have",
-            remedy="Give other_host_pages for each index space that is not the anchor's.",
-        )
-    for name, count in config.other_host_pages.items():
-        if type(count) is not int or count < 1:
-            raise SpecError(
-                who="controller",
-                got=f"{count!r} host pages for index space '{name}'",
-                expected="a whole number of at least 1",
-                remedy="Correct other_host_pages.",
-            )
-    return pages

@@ -31,6 +31,16 @@ class DevicePool:
         rows = [layer.shape[0] for layers in self.layers.values() for layer in layers]
         return min(rows) // self.spec.page_rows if rows else None
 
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of the rows that there are, by buffer; of unequal layers one that is not as declared."""
+        found = {}
+        for buffer in self.spec.buffers:
+            layers = [layer for layer in self.layers.get(buffer.name, ()) if layer.dim() > 1 and len(layer)]
+            sizes = {layer[0].numel() * layer.element_size() for layer in layers}
+            found[buffer.name] = min(sizes - {buffer.row_bytes}, default=buffer.row_bytes)
+        return found
+
 
 def _mismatch(who: str, got: str, expected: str) -> BufferMismatchError:
     return BufferMismatchError(

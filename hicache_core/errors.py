@@ -261,3 +261,41 @@ class CapacityError(HiCacheError):
     """Something does not fit: a request larger than a tier, a row larger than a budget."""
 
     code = "capacity"
+
+
+class ProbeError(HiCacheError):
+    """The self-test of a pool failed: it does not move as it was declared and planned.
+
+    Attributes:
+        pool: its name.
+        step: ``alias``, ``backup`` or ``load``, or what lies beside it.
+    """
+
+    code = "probe"
+
+    def __init__(self, *, who: str, got: str, expected: str, remedy: str, pool: str, step: str) -> None:
+        self.pool = pool
+        self.step = step
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
+
+
+class SidecarError(HiCacheError):
+    """A sidecar could not join; the group is what it was. The cause is the error of the step that failed.
+
+    Attributes:
+        pool: its name.
+        step: ``validate``, ``allocate``, ``register``, ``tables``, ``probe`` or ``publish``.
+    """
+
+    code = "sidecar"
+
+    def __init__(self, *, who: str, got: str, expected: str, remedy: str, pool: str, step: str) -> None:
+        self.pool = pool
+        self.step = step
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
+
+
+class LiveError(HiCacheError):
+    """The description of a running controller cannot be served or read."""
+
+    code = "live"

@@ -125,13 +125,28 @@ class HostGroup:
             if name in self.links:
                 self.links[name].unlink(mine)
 
+    def admit(self, pool: HostPool) -> None:
+        """Take in a pool that is bound and proved; it rides on the slots of its space, or brings a space.
+
+        Pages that are handed out lack its part: they can be loaded again once a backup has written them.
+        """
+        space = pool.spec.index_space
+        known = self.allocators.get(space.name)
+        if known is None:
+            other = PageAllocator(space, pool.pages, who=f"host slots of '{space.name}'")
+            self.links[space.name] = PageLinks(self.allocators[self.anchor_space], other)
+            self.allocators[space.name] = other
+        else:
+            known.mark_incomplete()
+        self.pools = (*self.pools, pool)
+
     def usable_pages(self, anchor_pages: Int64Array) -> int:
         """How many leading pages of a prefix can be restored: those of which every index space has its part.
 
         Args:
             anchor_pages: int64[n], the anchor's pages of the prefix, root first.
         """
-        usable = np.ones(len(anchor_pages), dtype=np.bool_)
+        usable = np.logical_and.accumulate(self.allocators[self.anchor_space].complete(anchor_pages))
         for links in self.links.values():
             usable &= links.restorable(anchor_pages)
         return int(np.flatnonzero(usable)[-1]) + 1 if usable.any() else 0

@@ -107,6 +107,8 @@ class HostPool:
         max_registration_bytes: largest registration that is tried.
 
     Attributes:
+        tables, ways: set by :meth:`bind`; none before, and no ways after :meth:`destroy`.
+        staged: whether its backups are a staged write-back.
         load_indices: the converted indices of the load that :meth:`load_layer` is driving, and their counts.
 
     Raises:
@@ -128,6 +130,7 @@ class HostPool:
         self.runtime = runtime
         self.tables: PoolTables = ()
         self.ways: PoolWays | None = None
+        self.staged = False
         self.load_indices = IndexCache(
             functools.partial(
                 page_pairs,
@@ -178,6 +181,7 @@ class HostPool:
     def bind(self, tables: PoolTables, plan: PoolPlan, ring: StagingRing, device: int) -> None:
         """Give the pool its tables and the ways that the plan names."""
         self.tables = tables
+        self.staged = plan.staged
         self.ways = PoolWays(
             spec=self.spec,
             backup=_WAYS[plan.backup](self, ring, device, True),

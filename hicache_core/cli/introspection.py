@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
+from hicache_core.cli.live import show_live
 from hicache_core.cli.output import json_option, print_json, print_table
 from hicache_core.models import Model, load_model, model_names
 from hicache_core.plugins import PluginRegistry, load_plugins
@@ -106,11 +108,23 @@ def _specs_of(family: str, registry: PluginRegistry) -> dict[str, PoolSpec]:
 
 
 @click.command()
-@click.argument("family")
+@click.argument("family", required=False)
+@click.option(
+    "--live", type=click.Path(path_type=Path), help="Describe the controller that serves on this socket."
+)
 @click.option("--platform", default="cpu-sim", show_default=True, help=f"One of {', '.join(PLATFORMS)}.")
 @json_option
-def describe(family: str, platform: str, as_json: bool) -> None:
-    """Show what FAMILY declares and can do on a platform, with a reason for each no."""
+def describe(family: str | None, live: Path | None, platform: str, as_json: bool) -> None:
+    """Show what FAMILY declares and can do on a platform, or what a running controller is and has decided."""
+    if (family is None) == (live is None):
+        raise click.UsageError("Give either FAMILY or --live SOCKET.")
+    if live is not None:
+        show_live(live, as_json)
+    else:
+        _describe_family(str(family), platform, as_json)
+
+
+def _describe_family(family: str, platform: str, as_json: bool) -> None:
     registry = load_plugins()
     owner = registry.owner(family)
     facts = platform_named(platform, registry.platforms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,14 @@ _OPTIONS = (
     ),
     click.option("--limit", type=_positive, help="Replay at most N requests."),
     click.option("--seed", type=int, default=0, show_default=True),
+    click.option(
+        "--allow-kernel-layer-first",
+        is_flag=True,
+        help="Take kernel + layer_first where the platform serves it on request only, after a probe.",
+    ),
+    click.option(
+        "--probe/--no-probe", default=True, help="Prove every pool with bytes before the first request."
+    ),
     click.option("--device", type=click.Choice(DEVICES), default="sim", show_default=True),
 )
 
@@ -58,8 +66,13 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("path", type=click.Path(path_type=Path), metavar="TRACE")
 @_with_options
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
+@click.option(
+    "--live",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Serve the controller's description on this socket, for `hicache describe --live`.",
+)
 @json_option
-def replay(path: Path, report: Path | None, as_json: bool, **choices: Any) -> None:
+def replay(path: Path, report: Path | None, live: Path | None, as_json: bool, **choices: Any) -> None:
     """Replay TRACE through device and host with real bytes, and compare every loaded one.
 
     Exit 1 if a byte was wrong or a transfer failed, 2 if the trace cannot be read or the combination cannot
@@ -67,6 +80,7 @@ def replay(path: Path, report: Path | None, as_json: bool, **choices: Any) -> No
     """
     import torch
 
+    from hicache_core.live import LiveSocket, describe
     from hicache_core.replay.report import write_report
     from hicache_core.replay.runner import Replay
     from hicache_core.replay.setup import ReplayConfig
@@ -82,7 +96,9 @@ def replay(path: Path, report: Path | None, as_json: bool, **choices: Any) -> No
     first = next(requests)
     run = Replay(ReplayConfig(**choices), load_plugins(), first.block_tokens)
     try:
-        with _progress() as advance:
+        with _progress() as advance, ExitStack() as served:
+            if live is not None:
+                served.enter_context(LiveSocket(live, lambda: describe(run.controller)))
             run.run(itertools.chain([first], requests), advance)
         result = run.as_dict()
     finally:

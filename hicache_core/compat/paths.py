@@ -127,7 +127,9 @@ def _taken(
         ):
             return candidate, choices
         code, text = (
-            (against.code, against.text) if against else ("indices", "its host indices lie elsewhere")
+            (against.code, against.text)
+            if against is not None
+            else ("indices", "its host indices lie elsewhere")
         )
         choices.append(Choice(code=f"{direction}-{code}", text=f"no {candidate.path.value}: {text}"))
     return None, choices
@@ -157,7 +159,7 @@ def _bypasses(query: Query, member: Member, plan: PoolPlan) -> Iterator[Choice]:
         if plan.staging_bytes and buffer.row_bytes > query.ring_bytes:
             yield Choice(
                 code="backup-ring-bypass",
-                text=f"rows of {buffer.row_bytes} bytes ('{buffer.name}') bypass a ring of {query.ring_bytes}",
+                text=f"'{buffer.name}': rows of {buffer.row_bytes} bytes bypass a ring of {query.ring_bytes}",
             )
 
 

@@ -160,6 +160,10 @@ class MoveTokens:
 class Kernels(Protocol):
     """The kernels of a runtime. They take tables and page or token numbers, never tensors of a pool."""
 
+    @property
+    def host_stores(self) -> int:
+        """Launches so far that store to host memory."""
+
     def gather_units(self, launch: GatherUnits, stream: Stream) -> None:
         """Gather rows of the device into a run of device memory."""
 

@@ -91,7 +91,8 @@ class PageLinks:
             anchor_pages: int64[n], the anchor's pages of a prefix, root first.
         """
         at = np.arange(len(anchor_pages), dtype=np.int64)
-        missing = np.where(self.pages(anchor_pages) == _NONE, at, -1)
+        partners = self.pages(anchor_pages)
+        missing = np.where((partners == _NONE) | ~self._other.complete(partners), at, -1)
         unbroken = at - np.maximum.accumulate(missing) if at.size else at
         return unbroken >= np.minimum(self._needed, at + 1)
 

@@ -155,6 +155,7 @@ class PageAllocator:
         # Of each page: FREE, 0 (owned), the number of transfers that read it, or WRITTEN.
         self._state = np.zeros(pages, dtype=np.int32)
         self._lock = threading.RLock()
+        self._incomplete: npt.NDArray[np.bool_] | None = None
         self.clear()
 
     @property
@@ -177,6 +178,26 @@ class PageAllocator:
             self._head = 0
             self._count = self._ring.size
             self._state[:] = _FREE
+            self._incomplete = None
+
+    def mark_incomplete(self) -> None:
+        """From now on the pages that are handed out lack a part, until they are written or given back."""
+        with self._lock:
+            owned = self._state != _FREE
+            if self._incomplete is not None:
+                owned |= self._incomplete
+            self._incomplete = owned if owned.any() else None
+
+    def complete(self, pages: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether each page (int64[n]) has all its parts: bool[n]."""
+        with self._lock:
+            if self._incomplete is None:
+                return np.ones(pages.size, dtype=np.bool_)
+            return ~self._incomplete[pages]
+
+    def _completed(self, pages: Int64Array) -> None:
+        if self._incomplete is not None:
+            self._incomplete[pages] = False
 
     def allocate_pages(self, count: int) -> Int64Array | None:
         """``count`` page numbers (int64[count]), or None where fewer are free; SlotError for count < 1."""
@@ -222,6 +243,7 @@ class PageAllocator:
         with self._lock:
             self.check_returnable(pages)
             self._state[pages] = _FREE
+            self._completed(pages)
             tail = self._head + self._count
             self._ring.put(range(tail, tail + pages.size), pages, mode="wrap")
             self._count += pages.size
@@ -251,9 +273,14 @@ class PageAllocator:
         """Keep pages from being written or given back while a transfer reads them; others may read as well.
 
         Raises:
-            SlotError: a page is not handed out, or a transfer writes it; nothing changed.
+            SlotError: a page is not handed out, lacks a part, or a transfer writes it; nothing changed.
         """
         with self._lock:
+            if self._incomplete is not None and self._incomplete[pages].any():
+                lacking = pages[self._incomplete[pages]]
+                raise self._error(
+                    f"pages {self._shown(lacking)} from before a pool joined", "pages with all parts", lacking
+                )
             state = self._state[pages]
             # As unsigned numbers, free pages lie above written ones.
             if state.size and np.maximum.reduce(state.view(np.uint32)) >= _WRITTEN:
@@ -271,6 +298,7 @@ class PageAllocator:
             if np.count_nonzero(state):
                 self._refuse(pages, state != 0)
             self._state[pages] = _WRITTEN
+            self._completed(pages)
 
     def release(self, pages: Int64Array) -> None:
         """End one hold of each page."""

@@ -118,7 +118,7 @@ class Replay:
         pools = {
             pool.spec.pool: pool for books in self._books.values() for pool in books.rows.device_pools
         }
-        self._controller = Controller(
+        self.controller = Controller(
             ControllerConfig(
                 io_backend=config.io_backend,
                 layout=config.layout,
@@ -127,16 +127,18 @@ class Replay:
                     name: books.host_pages for name, books in self._books.items() if name != self._anchor
                 },
                 layer_count=self.assembly.layer_count,
+                allow_kernel_layer_first=config.allow_kernel_layer_first,
+                probe=config.probe,
             ),
             [pools[spec.pool] for spec in self.assembly.specs],
             runtime,
             registry,
         )
-        poison_host(self._controller.group.pools)
+        poison_host(self.controller.group.pools)
         for name, books in self._books.items():
             self._keep_guards(name, books.host_pages)
         self._cache = HierarchicalCache(
-            self._controller,
+            self.controller,
             {name: books.allocator for name, books in self._books.items()},
             self._block_pages,
             policy,
@@ -144,7 +146,7 @@ class Replay:
 
     def _keep_guards(self, space: str, host_pages: int) -> None:
         """Take the first and the last host page away, so that whoever writes beside a page is seen."""
-        allocator = self._controller.group.allocator(space)
+        allocator = self.controller.group.allocator(space)
         pages = allocator.allocate_pages(host_pages)
         assert pages is not None, "a fresh allocator has all its pages"
         allocator.give_back(pages[_GUARD_PAGES:-_GUARD_PAGES])
@@ -160,7 +162,7 @@ class Replay:
             for request in itertools.islice(requests, self.config.limit):
                 self._one(request)
                 advance()
-            self._controller.engine.drain()
+            self.controller.engine.drain()
             with self.report.timed("sweep"):
                 self._sweep()
         return self.report
@@ -252,7 +254,7 @@ class Replay:
         self.report.bytes_device_to_host += ticket.nbytes
 
     def _sweep(self) -> None:
-        group, report = self._controller.group, self.report
+        group, report = self.controller.group, self.report
         for name, books in self._books.items():
             if report.failed_transfers:
                 device, host = self._cache.stores(name)
@@ -286,4 +288,4 @@ class Replay:
 
     def close(self) -> None:
         """Release the host memory."""
-        self._controller.close()
+        self.controller.close()

@@ -32,6 +32,8 @@ class ReplayConfig:
         limit: requests to replay; None for all.
         seed: seed of the content and of the simulator.
         device: which runtime.
+        allow_kernel_layer_first: take kernel + layer_first where the platform serves it on request only.
+        probe: prove every pool with bytes before the first request.
     """
 
     model: str
@@ -50,6 +52,8 @@ class ReplayConfig:
     limit: int | None = field(default=None, validator=whole(1, or_none=True))
     seed: int = 0
     device: str = "sim"
+    allow_kernel_layer_first: bool = False
+    probe: bool = True
 
 
 STATE_SLOTS = 16
@@ -196,6 +200,8 @@ def _check(
             layout=config.layout,
             pools=[Member(spec=spec, capabilities=registry.capabilities(spec, platform)) for spec in specs],
             variant_platforms=variant.platforms,
+            allow_kernel_layer_first=config.allow_kernel_layer_first,
+            probe=config.probe,
         ),
         who=f"{variant.model}/{variant.name}",
     )

@@ -139,19 +139,16 @@ class Rig(Generic[RuntimeT]):
     ) -> None:
         self.runtime = runtime
         self.layout = config.layout
-        chosen = options or DeviceOptions()
-        self.device_rows = {
-            spec.pool: {b.name: DeviceRows(spec, b, runtime, chosen, device) for b in spec.buffers}
-            for spec in specs
-        }
-        pools = [
-            DevicePool(
-                spec=spec,
-                layers={name: rows.tensors for name, rows in self.device_rows[spec.pool].items()},
-            )
-            for spec in specs
-        ]
+        self._options = options or DeviceOptions()
+        self.device_rows: dict[str, dict[str, DeviceRows]] = {}
+        pools = [self.device_pool(spec, device) for spec in specs]
         self.controller = Controller(config, pools, runtime, registry or registry_of(specs), device=device)
+
+    def device_pool(self, spec: PoolSpec, device: int = 0) -> DevicePool:
+        """New device rows of a declaration, which the rig knows under the name of its pool from now on."""
+        rows = {b.name: DeviceRows(spec, b, self.runtime, self._options, device) for b in spec.buffers}
+        self.device_rows[spec.pool] = rows
+        return DevicePool(spec=spec, layers={name: mine.tensors for name, mine in rows.items()})
 
     def __enter__(self) -> Rig[RuntimeT]:
         return self

@@ -63,6 +63,14 @@ class _Lane:
     page_bytes: Mapping[str, int]
 
 
+@frozen(kw_only=True, eq=False)
+class Lanes:
+    """What moves in each direction, from :meth:`Engine.lanes`."""
+
+    backup: _Lane
+    load: _Lane
+
+
 class Engine:
     """Moves the pages of host pools over one device, backups on one stream, loads on another.
 
@@ -87,31 +95,41 @@ class Engine:
         self._lock = threading.Lock()
         self._closed = False
         self._streams = runtime.new_stream(device), runtime.new_stream(device)
-        self.attach(())
+        self._lanes = self.lanes(())
 
-    def attach(self, pools: Sequence[PoolWays]) -> None:
-        """Say which pools move from now on: in backups all layers at once, in loads group by group."""
+    def lanes(self, pools: Sequence[PoolWays]) -> Lanes:
+        """How some pools move: in backups all layers at once, in loads group by group."""
         page_bytes: Counter[str] = Counter()
         for pool in pools:
             page_bytes[pool.space] += pool.spec.page_bytes
         backups, loads = self._streams
-        self._backup = _Lane(
+        backup = _Lane(
             what="backup",
             stream=backups,
             steps=[tuple((pool.space, pool.backup, range(pool.spec.layer_count)) for pool in pools)],
             mark_of_layer={},
             page_bytes=page_bytes,
         )
-        self._load = _Lane(
+        load = _Lane(
             what="load",
             stream=loads,
             steps=[_load_step(pools, group) for group in self._groups],
             mark_of_layer={layer: n for n, group in enumerate(self._groups) for layer in group},
             page_bytes=page_bytes,
         )
+        return Lanes(backup=backup, load=load)
+
+    def attach(self, lanes: Lanes) -> None:
+        """Say what moves from now on."""
+        self._lanes = lanes
 
     def backup(
-        self, pairs: SpacePairs, *, after: Event | None, on_acknowledged: Callable[[], None]
+        self,
+        pairs: SpacePairs,
+        *,
+        after: Event | None,
+        on_acknowledged: Callable[[], None],
+        lanes: Lanes | None = None,
     ) -> Ticket:
         """Copy pages from device to host, all layers of a pool at once.
 
@@ -119,24 +137,33 @@ class Engine:
             pairs: which pages of each index space; the pools of a space move together.
             after: what wrote the device pages; None for all work that the caller's current stream has so far.
             on_acknowledged: called once, when the ticket is.
+            lanes: what moves; None for what is attached.
 
         Raises:
             TransferError: a submission was refused; what was submitted before it has run.
         """
-        return self._submit(self._backup, pairs, after, on_acknowledged)
+        return self._submit((lanes or self._lanes).backup, pairs, after, on_acknowledged)
 
-    def load(self, pairs: SpacePairs, *, after: Event | None, on_acknowledged: Callable[[], None]) -> Ticket:
+    def load(
+        self,
+        pairs: SpacePairs,
+        *,
+        after: Event | None,
+        on_acknowledged: Callable[[], None],
+        lanes: Lanes | None = None,
+    ) -> Ticket:
         """Copy pages from host to device, by model layer, with a mark per layer.
 
         Args:
             pairs: which pages of each index space; the pools of a space move together.
             after: who still reads the device pages; None for all work that the caller's current stream has.
             on_acknowledged: called once, when the ticket is.
+            lanes: what moves; None for what is attached.
 
         Raises:
             TransferError: a submission was refused; what was submitted before it has run.
         """
-        return self._submit(self._load, pairs, after, on_acknowledged)
+        return self._submit((lanes or self._lanes).load, pairs, after, on_acknowledged)
 
     def _submit(
         self, lane: _Lane, pairs: SpacePairs, after: Event | None, on_acknowledged: Callable[[], None]
@@ -146,7 +173,7 @@ class Engine:
         events = []
         with self._lock:
             if self._closed:
-                raise _closed(lane.what)
+                raise closed_error(lane.what)
             try:
                 if after is None:
                     runtime.wait_current(stream, self._device)
@@ -165,6 +192,11 @@ class Engine:
                 raise
         nbytes = sum(len(mine) * lane.page_bytes[space] for space, mine in moved.items())
         return Ticket(lane.what, nbytes, events, lane.mark_of_layer, on_acknowledged)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more transfers."""
+        return self._closed
 
     def close(self) -> None:
         """Take no more transfers, and wait for those that were submitted."""
@@ -198,7 +230,8 @@ def _load_step(pools: Sequence[PoolWays], group: range) -> Step:
     return tuple(step)
 
 
-def _closed(what: str) -> TransferError:
+def closed_error(what: str) -> TransferError:
+    """The error, for the caller to raise, of a call on what was closed."""
     return TransferError(
         who=what,
         got="a controller that was closed",

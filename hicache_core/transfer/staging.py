@@ -39,6 +39,16 @@ class StagingRing:
                 self._range = self._runtime.device_range(self._memory, self._device)
             return self._range
 
+    @property
+    def made(self) -> bool:
+        """Whether the ring takes device memory by now."""
+        return self._range is not None
+
+    def release(self) -> None:
+        """Give the device memory back; nothing that uses it may be running."""
+        with self._lock:
+            self._memory = self._range = None
+
     def rows(self, row_bytes: int) -> int:
         """Rows of ``row_bytes`` that fit at once; 0 where one row is larger than the ring."""
         return self.nbytes // row_bytes

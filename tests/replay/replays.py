@@ -161,19 +161,19 @@ def device_rows(replay: Replay, pool: str = "kv") -> dict[str, list[np.ndarray]]
 
 def host_bytes(replay: Replay, pool: str = "kv") -> dict[str, np.ndarray]:
     """The flat host bytes of each buffer, as views."""
-    (owner,) = (p for p in replay._controller.group.pools if p.spec.pool == pool)
+    (owner,) = (p for p in replay.controller.group.pools if p.spec.pool == pool)
     return {buffer.spec.name: buffer.memory.view for buffer in owner.buffers}
 
 
 def free_pages(replay: Replay, space: str) -> tuple[int, int]:
     """Pages of an index space that the device and the host have to hand out."""
-    host = replay._controller.group.allocator(space)
+    host = replay.controller.group.allocator(space)
     return replay._books[space].allocator.free_pages, host.free_pages
 
 
 def runtime_of(replay: Replay) -> SimRuntime:
     """The simulator that a replay runs on."""
-    runtime = replay._controller.runtime
+    runtime = replay.controller.runtime
     assert isinstance(runtime, SimRuntime)
     return runtime
 

@@ -220,7 +220,7 @@ def test_wrong_byte_beside_a_failed_transfer_is_still_found(monkeypatch: pytest.
             seen.append(1)
             if len(seen) == len(requests):
                 page = int(replay._cache.index.host.resident_pages()[0])
-                buffer = replay._controller.group.pools[0].buffers[0]
+                buffer = replay.controller.group.pools[0].buffers[0]
                 buffer.memory.view[page * buffer.strides.page] ^= 0xFF
 
         report = replay.run(requests, corrupt)

@@ -13,6 +13,7 @@ from hicache_core.device.base import GatherUnits, MoveRows, MoveTokens
 from hicache_core.device.sim.memory import SimMemory, Unseen
 from hicache_core.device.sim.streams import SimStream
 from hicache_core.errors import DeviceFault
+from hicache_core.memory.addresses import Provenance
 from hicache_core.memory.tables import Int64Array, KernelTable
 from hicache_core.spec.pool import Span
 
@@ -28,11 +29,15 @@ class SimKernels:
     Args:
         memory: the machine's memory.
         submit: queues a launch on a stream.
+
+    Attributes:
+        host_stores: launches so far that store to host memory.
     """
 
     def __init__(self, memory: SimMemory, submit: Callable[[SimStream, Callable[[], None]], None]) -> None:
         self._memory = memory
         self._submit = submit
+        self.host_stores = 0
 
     def gather_units(self, launch: GatherUnits, stream: SimStream) -> None:
         """Queue the relayout kernel; page numbers are read when it runs."""
@@ -40,10 +45,12 @@ class SimKernels:
 
     def move_rows(self, launch: MoveRows, stream: SimStream) -> None:
         """Queue the row kernel; page numbers are read when it runs."""
+        self.host_stores += launch.target.provenance is not Provenance.DEVICE_MEMORY
         self._submit(stream, lambda: self._move(launch, stream.device))
 
     def move_tokens(self, launch: MoveTokens, stream: SimStream) -> None:
         """Queue the token kernel; token numbers are read when it runs, and one that is not there faults."""
+        self.host_stores += launch.target.provenance is not Provenance.DEVICE_MEMORY
         self._submit(stream, lambda: self._move_tokens(launch, stream.device))
 
     def _gather(self, launch: GatherUnits, device: int) -> None:

@@ -51,16 +51,16 @@ class SimRuntime:
         self.kernels: SimKernels | None = None
         if platform.has_kernels:
             self.kernels = SimKernels(self.memory, self.scheduler.submit)
-        self._registration_calls = 0
-        self._copy_calls = 0
+        self.registration_calls = 0
+        self.copy_calls = 0
         self._current = [self.new_stream(device) for device in range(devices)]
         self._copy_spaces = {kind: _CopySpaces(self.memory, platform, kind) for kind in CopyKind}
 
     def register(self, host: HostRange) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
-        self._registration_calls += 1
+        self.registration_calls += 1
         limit = self.faults.refuse_registration_above
-        if self._registration_calls == self.faults.refuse_registration_at:
+        if self.registration_calls == self.faults.refuse_registration_at:
             raise self._refused(host, 2, "an injected refusal")
         if limit is not None and host.nbytes > limit:
             raise self._refused(host, 2, f"more than {limit} bytes")
@@ -182,8 +182,8 @@ class SimRuntime:
         self.scheduler.submit(stream, run)
 
     def _count_copy(self) -> bool:
-        self._copy_calls += 1
-        if self._copy_calls == self.faults.refuse_copy_at:
+        self.copy_calls += 1
+        if self.copy_calls == self.faults.refuse_copy_at:
             raise DeviceError(
                 who="sim",
                 got="an injected refusal of a copy",
@@ -191,7 +191,7 @@ class SimRuntime:
                 remedy="It was asked for by the test.",
                 rc=_INVALID_VALUE,
             )
-        return self._copy_calls == self.faults.fail_copy_at
+        return self.copy_calls == self.faults.fail_copy_at
 
 
 class _CopySpaces:

@@ -1,0 +1,160 @@
+"""What a controller works out from its configuration and pools before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import field, frozen
+
+from hicache_core.compat import DEFAULT_RING_BYTES, Member, Query
+from hicache_core.device_pool import DevicePool
+from hicache_core.errors import SpecError
+from hicache_core.memory.host import MAX_REGISTRATION_BYTES
+from hicache_core.plugins import PluginRegistry
+from hicache_core.spec import Platform
+from hicache_core.spec.checks import whole
+
+
+@frozen(kw_only=True)
+class ControllerConfig:
+    """What an operator chooses.
+
+    Args:
+        io_backend: ``kernel`` or ``direct``.
+        layout: name of the host layout.
+        host_pages: host pages of the anchor's index space, shared by the pools that ride on it.
+        other_host_pages: host pages of each index space that is not the anchor's.
+        first_layer: first model layer of this pipeline stage; layer ids are those of the whole model.
+        layer_count: layers of the stage; loads have a completion mark for each. 0 takes those up to the
+            highest that a pool names.
+        ring_bytes: budget of the staging ring of a device.
+        max_registration_bytes: largest registration that is tried.
+        allow_kernel_layer_first: take kernel + layer_first where the platform serves it on request only,
+            after a probe.
+        probe: move pages of every pool there and back before the first request, and compare them.
+    """
+
+    io_backend: str
+    layout: str
+    host_pages: int = field(validator=whole(1))
+    other_host_pages: Mapping[str, int] = field(factory=dict)
+    first_layer: int = field(default=0, validator=whole(0))
+    layer_count: int = field(default=0, validator=whole(0))
+    ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
+    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=whole(1))
+    allow_kernel_layer_first: bool = False
+    probe: bool = True
+
+
+def query(
+    config: ControllerConfig,
+    device_pools: Sequence[DevicePool],
+    host_pages: Mapping[str, int],
+    platform: Platform,
+    registry: PluginRegistry,
+) -> Query:
+    """What the solver is asked about a group.
+
+    Args:
+        config: the operator's choices.
+        device_pools: the pools of the group.
+        host_pages: host pages of pools by name, where they are known.
+        platform: facts about the device.
+        registry: the plugins that own the families.
+    """
+    return Query(
+        platform=platform,
+        io_backend=config.io_backend,
+        layout=config.layout,
+        pools=[
+            Member(
+                spec=pool.spec,
+                capabilities=registry.capabilities(pool.spec, platform),
+                host_pages=host_pages.get(pool.spec.pool),
+                device_row_bytes=pool.row_bytes,
+            )
+            for pool in device_pools
+        ],
+        allow_kernel_layer_first=config.allow_kernel_layer_first,
+        probe=config.probe,
+        ring_bytes=config.ring_bytes,
+    )
+
+
+def stage_layers(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> range:
+    """The model layers of the stage; SpecError where a pool has one before it."""
+    first = config.first_layer
+    stop = first + config.layer_count
+    for pool in device_pools:
+        ids = pool.spec.layer_ids
+        if ids and ids[0] < first:
+            raise _layer_error(pool, ids[0], f"layers from {first} on, where this stage starts")
+        stop = max(stop, ids[-1] + 1 if ids else 0)
+    return range(first, stop)
+
+
+def check_layers(pool: DevicePool, layers: range) -> None:
+    """Refuse a pool with a model layer that is not among those of a stage: it would never move."""
+    for layer in pool.spec.layer_ids:
+        if layer not in layers:
+            those = f"layers {layers.start} to {layers.stop - 1}, those of this stage"
+            raise _layer_error(pool, layer, those)
+
+
+def _layer_error(pool: DevicePool, layer: int, expected: str) -> SpecError:
+    return SpecError(
+        who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
+        got=f"model layer {layer}",
+        expected=expected,
+        remedy="Give layer ids of the whole model, and the stage's own pools and layer_count.",
+    )
+
+
+def device_pages(device_pools: Sequence[DevicePool]) -> dict[str, int]:
+    """Pages of each index space that every pool of it has on the device."""
+    counts: dict[str, list[int]] = {pool.spec.index_space.name: [] for pool in device_pools}
+    for pool in device_pools:
+        if pool.pages is not None:
+            counts[pool.spec.index_space.name].append(pool.pages)
+    return {name: min(mine, default=0) for name, mine in counts.items()}
+
+
+def check_device_pages(pool: DevicePool, pages: int) -> None:
+    """Refuse a pool that has fewer device pages than its index space has: a slot would name no row of it."""
+    if pool.pages is not None and pool.pages < pages:
+        raise SpecError(
+            who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
+            got=f"{pool.pages} device pages",
+            expected=f"at least {pages}, as the other pools of index space '{pool.spec.index_space.name}'",
+            remedy="Give it the device rows of as many slots.",
+        )
+
+
+def host_pages(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> dict[str, int]:
+    """Host pages of each index space; SpecError where a space has no figure, or a figure no space."""
+    anchor = next(pool.spec.index_space.name for pool in device_pools if pool.spec.anchor)
+    pages = {**config.other_host_pages, anchor: config.host_pages}
+    spaces = {pool.spec.index_space.name for pool in device_pools}
+    if set(pages) != spaces or anchor in config.other_host_pages:
+        raise SpecError(
+            who="controller",
+            got=f"host pages for index spaces {', '.join(sorted(config.other_host_pages)) or 'none'} beside "
+            f"'{anchor}'",
+            expected=f"{', '.join(sorted(spaces - {anchor})) or 'none'}, as the pools have",
+            remedy="Give other_host_pages for each index space that is not the anchor's.",
+        )
+    for name, count in config.other_host_pages.items():
+        checked_page_count(name, count)
+    return pages
+
+
+def checked_page_count(space: str, count: int | None) -> int:
+    """A number of host pages of an index space; SpecError where it is not positive."""
+    if type(count) is not int or count < 1:
+        raise SpecError(
+            who="controller",
+            got=f"{count!r} host pages for index space '{space}'",
+            expected="a whole number of at least 1",
+            remedy="Correct the host pages of that space.",
+        )
+    return count
