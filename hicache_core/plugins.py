@@ -11,7 +11,7 @@ import pluggy
 from attrs import field, frozen
 
 from hicache_core import hookspecs
-from hicache_core.errors import HiCacheError, PluginError, UnknownNameError
+from hicache_core.errors import HiCacheError, PluginError, SpecError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
 from hicache_core.spec import (
     PLATFORMS,
@@ -266,8 +266,17 @@ class PluginRegistry:
         return spec
 
     def capabilities(self, spec: PoolSpec, platform: Platform) -> Capabilities:
-        """What the owner declares for the pool, or the core's default for strided rows."""
-        declared = self.ask(spec.family, "hicache_declare_capabilities", spec=spec, platform=platform)
+        """What the owner declares for the pool, or the core's default for strided rows.
+
+        Raises:
+            PluginError: the owner returns something else, or makes a capability that says nothing.
+        """
+        try:
+            declared = self.ask(spec.family, "hicache_declare_capabilities", spec=spec, platform=platform)
+        except SpecError as error:
+            raise _refusal(
+                self.owner(spec.family).title, str(error), "capabilities that hold together", error.remedy
+            ) from error
         if declared is None:
             return default_capabilities(spec, platform)
         if not isinstance(declared, Capabilities):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attrs import evolve, field, fields, frozen
 from attrs import validators as v
 
+from hicache_core.errors import SpecError
+from hicache_core.spec.checks import Validator, refuse
 from hicache_core.spec.layout import IO_BACKENDS
 from hicache_core.spec.platform import Alias, Platform
 from hicache_core.spec.pool import PoolSpec
@@ -80,13 +82,31 @@ class Capability:
         code: reason code of an unsupported one.
         text: the reason, for people.
         remedy: what would make it supported.
+
+    Raises:
+        SpecError: a value beside a no, which whoever reads the value alone would take for a yes, or a no
+            without a reason code.
     """
 
     verdict: Verdict = field(validator=v.instance_of(Verdict))
     value: object = None
-    code: str = ""
-    text: str = ""
-    remedy: str = ""
+    code: str = field(default="", validator=v.instance_of(str))
+    text: str = field(default="", validator=v.instance_of(str))
+    remedy: str = field(default="", validator=v.instance_of(str))
+
+    def __attrs_post_init__(self) -> None:
+        if self.value is not None and not self:
+            self._refuse(f"the value {self.value!r}", "a value where it is supported, and only there")
+        if self.verdict is Verdict.UNSUPPORTED and not self.code:
+            self._refuse("no code", "a reason code")
+
+    def _refuse(self, got: str, expected: str) -> None:
+        raise SpecError(
+            who=f"capability ({self.verdict.value})",
+            got=got,
+            expected=expected,
+            remedy="Make it by supported(value), unsupported(code, text, remedy) or not_applicable(text).",
+        )
 
     def __bool__(self) -> bool:
         return self.verdict is Verdict.SUPPORTED
@@ -121,6 +141,48 @@ def not_applicable(text: str) -> Capability:
     return Capability(verdict=Verdict.NOT_APPLICABLE, text=text)
 
 
+def _no_value(value: object) -> bool:
+    return value is None
+
+
+def _pairs(value: object) -> bool:
+    return isinstance(value, frozenset) and value <= SERVED_PAIRS
+
+
+def _places(value: object) -> bool:
+    if not isinstance(value, frozenset):
+        return False
+    known = {(way, io, place) for way in DIRECTIONS for io in IO_BACKENDS for place in IndexPlace}
+    return value <= known
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _power_of_two(value: object) -> bool:
+    return isinstance(value, int) and _count(value) and value & (value - 1) == 0
+
+
+def _one_of(kind: type[enum.Enum]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _amounts_to(accepts: Callable[[object], bool], expected: str) -> Validator:
+    """A capability which, where it is supported, has a value that ``accepts`` takes."""
+
+    def check(instance: object, attribute: Any, value: object) -> None:
+        if not isinstance(value, Capability):
+            refuse(instance, attribute, value, "a Capability")
+        elif value and not accepts(value.value):
+            refuse(instance, attribute, value.value, f"supported with {expected}")
+
+    return check
+
+
+_YES = _amounts_to(_no_value, "no value")
+
+
 @frozen(kw_only=True)
 class Capabilities:
     """What one pool can do on one platform.
@@ -139,19 +201,29 @@ class Capabilities:
         row_alignment: the value is the largest power of two that divides the bytes of every row.
         strided_copy: rows of one page can be moved over layers by strided copies.
         token_granular: single tokens can be moved; the value is how many byte ranges one takes in a row.
-        served_pairs: the (io_backend, layout) pairs; the value is a frozenset of them.
+        served_pairs: the (io_backend, layout) pairs; the value is a frozenset of all or some
+            of :data:`SERVED_PAIRS`.
+
+    Raises:
+        SpecError: a capability is none, or its value is not what is said here.
     """
 
-    staged_write_back: Capability = field(validator=v.instance_of(Capability))
-    per_pool_backup_indices: Capability = field(validator=v.instance_of(Capability))
-    kernel_rows: Capability = field(validator=v.instance_of(Capability))
-    kernel_pointer_domain: Capability = field(validator=v.instance_of(Capability))
-    host_index_device: Capability = field(validator=v.instance_of(Capability))
-    graph_capture: Capability = field(validator=v.instance_of(Capability))
-    row_alignment: Capability = field(validator=v.instance_of(Capability))
-    strided_copy: Capability = field(validator=v.instance_of(Capability))
-    token_granular: Capability = field(validator=v.instance_of(Capability))
-    served_pairs: Capability = field(validator=v.instance_of(Capability))
+    staged_write_back: Capability = field(validator=_YES)
+    per_pool_backup_indices: Capability = field(validator=_YES)
+    kernel_rows: Capability = field(validator=_YES)
+    kernel_pointer_domain: Capability = field(
+        validator=_amounts_to(_one_of(PointerDomain), "a PointerDomain")
+    )
+    host_index_device: Capability = field(
+        validator=_amounts_to(_places, "a frozenset of (direction, io_backend, IndexPlace)")
+    )
+    graph_capture: Capability = field(validator=_amounts_to(_one_of(GraphCapture), "a GraphCapture"))
+    row_alignment: Capability = field(validator=_amounts_to(_power_of_two, "a power of two"))
+    strided_copy: Capability = field(validator=_YES)
+    token_granular: Capability = field(validator=_amounts_to(_count, "a whole number of at least 1"))
+    served_pairs: Capability = field(
+        validator=_amounts_to(_pairs, "a frozenset of pairs that the core serves")
+    )
 
     def __iter__(self) -> Iterator[tuple[str, Capability]]:
         """Name and verdict of each capability, in the order of declaration."""

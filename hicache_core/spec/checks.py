@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from hicache_core.errors import SpecError
 
 Validator = Callable[[Any, Any, Any], Any]
 
 
-def _refuse(instance: object, attribute: Any, value: object, expected: str) -> None:
+def refuse(instance: object, attribute: Any, value: object, expected: str) -> NoReturn:
+    """Raise the SpecError of a field that is not what was expected."""
     raise SpecError(
         who=f"{type(instance).__name__}.{attribute.name}",
         got=repr(value),
@@ -26,7 +27,7 @@ def whole(minimum: int, *, or_none: bool = False) -> Validator:
         if or_none and value is None:
             return
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            _refuse(instance, attribute, value, f"a whole number of at least {minimum}")
+            refuse(instance, attribute, value, f"a whole number of at least {minimum}")
 
     return check
 
@@ -36,7 +37,7 @@ def name() -> Validator:
 
     def check(instance: object, attribute: Any, value: object) -> None:
         if not isinstance(value, str) or not value:
-            _refuse(instance, attribute, value, "a string that is not empty")
+            refuse(instance, attribute, value, "a string that is not empty")
 
     return check
 
