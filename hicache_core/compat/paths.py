@@ -115,12 +115,13 @@ STAGED_PAIR = ("kernel", "page_first")
 LAYER_FIRST_KERNEL = ("kernel", "layer_first")
 
 
-def _taken(
-    direction: str, candidates: Sequence[_Candidate], query: Query, member: Member
-) -> tuple[_Candidate | None, list[Choice]]:
+_CANDIDATES: Mapping[str, Mapping[tuple[str, str], Sequence[_Candidate]]] = {"backup": _BACKUP, "load": _LOAD}
+
+
+def _taken(direction: str, query: Query, member: Member) -> tuple[_Candidate | None, list[Choice]]:
     """The path that is taken, and why those before it are not."""
     choices: list[Choice] = []
-    for candidate in candidates:
+    for candidate in _CANDIDATES[direction][query.pair]:
         against = candidate.against(query, member)
         if against is None and _takes(
             member.capabilities, direction, query.io_backend, candidate.path.host_indices
@@ -135,10 +136,15 @@ def _taken(
     return None, choices
 
 
+def has_way(direction: str, query: Query, member: Member) -> bool:
+    """Whether a pool can move in a direction under a served pair."""
+    return _taken(direction, query, member)[0] is not None
+
+
 def pool_plan(query: Query, member: Member) -> PoolPlan | None:
     """How a pool moves under a served pair; None where it has no way."""
-    backup, backup_choices = _taken("backup", _BACKUP[query.pair], query, member)
-    load, load_choices = _taken("load", _LOAD[query.pair], query, member)
+    backup, backup_choices = _taken("backup", query, member)
+    load, load_choices = _taken("load", query, member)
     if backup is None or load is None:
         return None
     domain = member.capabilities.kernel_pointer_domain.value

@@ -9,6 +9,7 @@ from hicache_core.compat.paths import (
     LAYER_FIRST_KERNEL,
     SERVED,
     STAGED_PAIR,
+    has_way,
     pool_plan,
     unstaged_because,
     uses_alias,
@@ -166,12 +167,13 @@ def _row_bytes(query: Query) -> Iterator[Violation]:
 def _no_way(query: Query) -> Iterator[Violation]:
     if not _is_served(query):
         return
-    without = [m for m in _moving(query) if pool_plan(query, m) is None]
-    refused = {violation.pool for violation in _staged_write_back(query)}
-    for member in without:
+    unstaged = {violation.pool for violation in _staged_write_back(query)}
+    for member in _moving(query):
         kernel = member.capabilities.kernel_rows
         rule, code = ("R5", "no-way") if query.platform.has_kernels else ("R9", "no-kernel")
-        if member.spec.pool not in refused:
+        # Of a pool that is not staged, R2 has told why its backups cannot go; its loads are another matter.
+        needed = ("load",) if member.spec.pool in unstaged else ("backup", "load")
+        if not all(has_way(direction, query, member) for direction in needed):
             yield Violation(
                 rule=rule,
                 code=code,
