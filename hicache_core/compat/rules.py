@@ -211,11 +211,11 @@ def _page_sizes(query: Query) -> Iterator[Violation]:
 
 def _derived_pages(query: Query) -> Iterator[Violation]:
     """A derived pool has at least the pages of its source: the anchor's, or the first of another space."""
-    sources: dict[str, int] = {}
+    sources: dict[str, int | None] = {}
     for member in sorted(query.pools, key=lambda member: not member.spec.anchor):
-        if member.host_pages is None:
-            continue
         source = sources.setdefault(member.spec.index_space.name, member.host_pages)
+        if member.host_pages is None or source is None:
+            continue
         if member.host_pages < source:
             yield Violation(
                 rule="R6",

@@ -11,6 +11,7 @@ from hicache_core.compat import Member, Query, violations
 from hicache_core.spec import (
     PLATFORMS,
     Capability,
+    IndexSpace,
     Platform,
     PoolSpec,
     default_capabilities,
@@ -18,6 +19,7 @@ from hicache_core.spec import (
 )
 from hicache_core.testing.stand_ins import pool_spec
 
+FULL = IndexSpace(name="full", page_slots=4)
 NO = unsupported("for-tests", "this pool does not", "Let it.")
 
 
@@ -47,9 +49,9 @@ class Asked:
         )
 
 
-def pool(*row_bytes: int, name: str = "kv", **can: Capability) -> Asked:
+def pool(*row_bytes: int, name: str = "kv", space: IndexSpace = FULL, **can: Capability) -> Asked:
     """A pool of token rows; the one called ``kv`` is the anchor."""
-    return Asked(spec=pool_spec(*row_bytes, pool=name, anchor=name == "kv"), can=can)
+    return Asked(spec=pool_spec(*row_bytes, pool=name, anchor=name == "kv", space=space), can=can)
 
 
 def query(platform: str | Platform, io_backend: str, layout: str, *pools: Asked, **more: Any) -> Query:

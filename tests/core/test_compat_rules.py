@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+from attrs import evolve
+
+from hicache_core.spec import IndexSpace
 from tests.core.compat_queries import NO, ids, pool, query
 
 
@@ -13,3 +17,15 @@ def test_a_backup_that_is_not_staged_does_not_hide_a_load_without_a_way() -> Non
     assert ids(query("rocm", "kernel", "page_first", pool(48, strided_copy=NO))) == [("R5-no-way", "kv")]
     staged_only = query("rocm", "kernel", "page_first", pool(48, staged_write_back=NO))
     assert ids(staged_only) == [("R2-staged-write-back", "kv")]
+
+
+@pytest.mark.parametrize("unasked", ["kv", "swa"])
+def test_pools_that_ride_on_one_whose_pages_are_not_asked_are_not_compared(unasked: str) -> None:
+    """R6: two that ride on the same pool owe each other nothing."""
+    space = IndexSpace(name="full" if unasked == "kv" else "swa", page_slots=4)
+    source = pool(48, name=unasked, space=space)
+    riders = [evolve(pool(48, name=f"on_it_{n}", space=space), host_pages=n) for n in (5, 3)]
+    anchor = [] if unasked == "kv" else [evolve(pool(48), host_pages=9)]
+    assert ids(query("cuda", "direct", "layer_first", *anchor, source, *riders)) == []
+    fixed = query("cuda", "direct", "layer_first", *anchor, evolve(source, host_pages=4), *riders)
+    assert ids(fixed) == [("R6-derived-pages", "on_it_3")]
