@@ -151,15 +151,15 @@ def _pointer_domain(query: Query) -> Iterator[Violation]:
 
 def _row_bytes(query: Query) -> Iterator[Violation]:
     for member in query.pools:
-        for buffer in member.spec.buffers:
-            found = member.device_row_bytes.get(buffer.name, buffer.row_bytes)
-            if found != buffer.row_bytes:
+        host = {buffer.name: buffer.row_bytes for buffer in member.spec.buffers}
+        for name, found in member.device_row_bytes.items():
+            if found != host.get(name):
                 yield Violation(
                     rule="R5",
                     code="row-bytes",
                     pool=member.spec.pool,
-                    got=f"device rows of {found} bytes in buffer '{buffer.name}'",
-                    expected=f"{buffer.row_bytes}, as its host rows",
+                    got=f"device rows of {found} bytes in buffer '{name}'",
+                    expected=f"{host[name]}, as its host rows" if name in host else f"buffers {list(host)}",
                     remedy="Give the tensors that the engine allocated for this pool, or another variant.",
                 )
 

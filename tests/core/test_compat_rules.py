@@ -29,3 +29,25 @@ def test_pools_that_ride_on_one_whose_pages_are_not_asked_are_not_compared(unask
     assert ids(query("cuda", "direct", "layer_first", *anchor, source, *riders)) == []
     fixed = query("cuda", "direct", "layer_first", *anchor, evolve(source, host_pages=4), *riders)
     assert ids(fixed) == [("R6-derived-pages", "on_it_3")]
+
+
+@pytest.mark.parametrize(
+    ("device", "wrong"),
+    [
+        ({"b0": 48, "b1": 24}, 0),
+        ({"b0": 48}, 0),
+        ({}, 0),
+        ({"b0": 24, "b1": 24}, 1),
+        ({"b0": 24, "b1": 48}, 2),
+        ({"b0": 48, "b1": 24, "b2": 24}, 1),
+        ({"k": 48}, 1),
+    ],
+)
+def test_device_rows_are_those_of_the_host_buffer_by_buffer(device: dict[str, int], wrong: int) -> None:
+    """R5: keys and values may differ, sides may not; a buffer that the pool lacks is no row of it."""
+    asked = evolve(pool(48, 24), device_row_bytes=device)
+    assert ids(query("cuda", "direct", "layer_first", asked)) == [("R5-row-bytes", "kv")] * wrong
+    assert ids(query("cuda", "direct", "page_first", asked)) == [
+        ("R1-served-pair", ""),
+        *[("R5-row-bytes", "kv")] * wrong,
+    ]
