@@ -19,7 +19,8 @@ from hicache_core.models import Variant, load_model, model_names
 from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.spec import IO_BACKENDS, LAYOUTS, PLATFORMS
 
-GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "compatibility.tsv"
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "compatibility.tsv"
 UPDATE = "python tools/golden_compatibility.py"
 COLUMNS = (
     "model",

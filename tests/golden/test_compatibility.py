@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import subprocess
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -146,3 +148,23 @@ def test_rows_of_any_multiple_come_out_as_the_rules_say(
         assert solved.outcome.value == statement.outcome(cell, refused)
         assert _ways(golden.paths(solved)) == ways
         assert str(solved.nearest) == (_shown(next(works)) if refused else "None")
+
+
+@pytest.mark.parametrize("variant", ["bf16", "tp2_fp8kv_bf16state_mtp1"])
+@pytest.mark.parametrize("platform", ["rocm", "rocm-mi355x"])
+def test_states_beside_keys_and_values_are_staged_on_rocm(platform: str, variant: str) -> None:
+    """R2: kernel + page_first serves the published hybrid, whose states have a staged write-back too."""
+    cell = Cell(platform, "kernel", "page_first")
+    (line,) = (one for one in LINES if one[:3] == ("qwen3.5-397b-a17b", variant, cell))
+    staged = "staged(cpu/device) copies(cpu/cpu) staged device"
+    assert (line.outcome, line.ways) == ("yes", {"kv": staged, "mamba": staged})
+
+
+def test_no_answer_takes_torch() -> None:
+    """All cells, with the plugins that declare their pools, in a process of its own."""
+    program = (
+        "import sys; from tools.golden_compatibility import lines; count = len(lines()); "
+        "print(count, *sorted({'torch', 'triton'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=golden.ROOT)
+    assert (told.returncode, told.stdout.split()) == (0, [str(len(TEXT))]), told.stderr
