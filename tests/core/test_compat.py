@@ -81,7 +81,7 @@ def _query(
         pools=[
             Member(spec=spec, capabilities=default_capabilities(spec, facts).amended(can)) for spec in chosen
         ],
-        variant_platforms=variant,
+        variant_platforms=None if variant is None else tuple(variant),
     )
 
 
