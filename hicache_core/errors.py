@@ -299,3 +299,31 @@ class LiveError(HiCacheError):
     """The description of a running controller cannot be served or read."""
 
     code = "live"
+
+
+class ByteSizeError(HiCacheError):
+    """A text is no number of bytes.
+
+    Attributes:
+        text: what was given.
+    """
+
+    code = "byte-size"
+
+    def __init__(self, *, who: str, text: str, expected: str, remedy: str) -> None:
+        self.text = text
+        super().__init__(who=who, got=repr(text), expected=expected, remedy=remedy)
+
+
+class MachineError(HiCacheError):
+    """A file in which the kernel states a limit cannot be read or understood.
+
+    Attributes:
+        path: the file.
+    """
+
+    code = "machine"
+
+    def __init__(self, *, path: str, got: str, expected: str, remedy: str) -> None:
+        self.path = path
+        super().__init__(who=path, got=got, expected=expected, remedy=remedy)

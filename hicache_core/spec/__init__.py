@@ -20,6 +20,7 @@ from hicache_core.spec.platform import DEVICES, PLATFORMS, Alias, CopyKind, Plat
 from hicache_core.spec.pool import BufferSpec, IndexSpace, PoolGeometry, PoolSpec, Reuse, RowUnit, Span
 from hicache_core.spec.retention import Retention, retention
 from hicache_core.spec.storage import StorageKey, page_format
+from hicache_core.spec.units import UNIT_BYTES, format_bytes, parse_bytes
 
 __all__ = [
     "DEVICES",
@@ -29,6 +30,7 @@ __all__ = [
     "LAYOUTS",
     "PLATFORMS",
     "SERVED_PAIRS",
+    "UNIT_BYTES",
     "Alias",
     "BufferSpec",
     "Capabilities",
@@ -51,9 +53,11 @@ __all__ = [
     "Strides",
     "Verdict",
     "default_capabilities",
+    "format_bytes",
     "layout_named",
     "not_applicable",
     "page_format",
+    "parse_bytes",
     "platform_named",
     "retention",
     "supported",
