@@ -327,3 +327,22 @@ class MachineError(HiCacheError):
     def __init__(self, *, path: str, got: str, expected: str, remedy: str) -> None:
         self.path = path
         super().__init__(who=path, got=got, expected=expected, remedy=remedy)
+
+
+class RankError(HiCacheError):
+    """One rank or more failed at what all do together, so no rank may keep its part.
+
+    Attributes:
+        rank: the first rank that failed, by its global number; -1 where no rank could be asked.
+        ranks: every rank that is known to have failed, ascending.
+        reason: what that rank reported, or that it did not answer.
+    """
+
+    code = "rank"
+
+    def __init__(self, *, who: str, ranks: Sequence[int], reason: str, remedy: str) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks[0] if self.ranks else -1
+        self.reason = reason
+        named = f"rank {', '.join(map(str, self.ranks))}: " if self.ranks else ""
+        super().__init__(who=who, got=f"{named}{reason}", expected="success on every rank", remedy=remedy)
