@@ -54,6 +54,18 @@ class ModelFileError(HiCacheError):
     code = "model-file"
 
 
+class PoolsFileError(HiCacheError):
+    """A file of hand-made pools cannot be read or does not follow its form; names the file and the key."""
+
+    code = "pools-file"
+
+
+class ByteSizeError(HiCacheError):
+    """A text is no size in bytes, or its unit does not say whether it is a power of ten or of two."""
+
+    code = "byte-size"
+
+
 class TraceError(HiCacheError):
     """A trace cannot be read; names the file and, where one is at fault, the line (1-based)."""
 
@@ -346,3 +358,35 @@ class RankError(HiCacheError):
         self.reason = reason
         named = f"rank {', '.join(map(str, self.ranks))}: " if self.ranks else ""
         super().__init__(who=who, got=f"{named}{reason}", expected="success on every rank", remedy=remedy)
+
+
+class HostSizeError(CapacityError):
+    """A host size cannot hold what it should; nothing was allocated.
+
+    Attributes:
+        reason: ``split`` where the size of a rank is below what its pools need, ``host-memory`` where the
+            sizes of all ranks are above what the host has left.
+        nbytes: the size that was asked for, of one rank.
+        short_bytes: by how much it falls short, over all that is compared.
+        fits_bytes: the size of one rank that would fit: the least in a split, the most of the host's memory.
+    """
+
+    code = "host-size"
+
+    def __init__(
+        self,
+        *,
+        who: str,
+        got: str,
+        expected: str,
+        remedy: str,
+        reason: str,
+        nbytes: int,
+        short_bytes: int,
+        fits_bytes: int,
+    ) -> None:
+        self.reason = reason
+        self.nbytes = nbytes
+        self.short_bytes = short_bytes
+        self.fits_bytes = fits_bytes
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
