@@ -1,13 +1,13 @@
-"""Strict reading of a model file: every value knows its file and the keys that lead to it."""
+"""Strict reading of files: every value knows its file and the keys that lead to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from hicache_core.errors import ModelFileError
+from hicache_core.errors import HiCacheError, ModelFileError
 
 _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
 
@@ -20,26 +20,28 @@ def shown(value: object) -> str:
 
 @frozen(kw_only=True)
 class Node:
-    """A value of a model file.
+    """A value of a model file, or of another that people write.
 
     Args:
         file: the file, as messages name it.
         path: the keys that lead to the value (``variants.bf16.pools[0]``); empty for the whole file.
         value: what the file holds there.
+        error: the class of what is raised where the value is refused.
     """
 
     file: str
     path: str
     value: Any
+    error: type[HiCacheError] = ModelFileError
 
     def refuse(self, *, got: str, expected: str, remedy: str) -> NoReturn:
-        """Raise ModelFileError naming the file and the key path."""
+        """Raise the file's error, naming the file and the key path."""
         who = f"{self.file}: {self.path}" if self.path else self.file
-        raise ModelFileError(who=who, got=got, expected=expected, remedy=remedy)
+        raise self.error(who=who, got=got, expected=expected, remedy=remedy)
 
     def child(self, key: str, value: object) -> Node:
         """The value under ``key``."""
-        return Node(file=self.file, path=f"{self.path}.{key}" if self.path else key, value=value)
+        return evolve(self, path=f"{self.path}.{key}" if self.path else key, value=value)
 
     def _typed(self, kind: type) -> Any:
         if type(self.value) is not kind:
@@ -72,7 +74,7 @@ class Node:
     def items(self) -> list[Node]:
         """The members of a list."""
         return [
-            Node(file=self.file, path=f"{self.path}[{number}]", value=value)
+            evolve(self, path=f"{self.path}[{number}]", value=value)
             for number, value in enumerate(self._typed(list))
         ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from hicache_core.compat import Member, Query, solve
+from hicache_core.assembly import variant_group
+from hicache_core.compat import solve
 from hicache_core.errors import CapacityError
-from hicache_core.models import Variant, load_model
+from hicache_core.models import load_model
 from hicache_core.plugins import PluginRegistry
-from hicache_core.spec import IndexSpace, Platform, PoolSpec, Retention, Reuse, platform_named, retention
+from hicache_core.spec import IndexSpace, PoolSpec, Retention, Reuse, platform_named, retention
 from hicache_core.spec.checks import whole
 
 
@@ -159,49 +160,33 @@ def assemble(config: ReplayConfig, registry: PluginRegistry) -> Assembly:
     model = load_model(config.model)
     platform = platform_named(config.platform, registry.platforms)
     variant = model.variant(config.variant, platform)
-    specs, left_out = [], []
-    for entry, geometry in zip(
-        variant.pools, variant.geometries(config.page_slots, config.layers), strict=True
-    ):
-        if entry.family in registry.families:
-            specs.append(registry.spec(geometry))
-        else:
-            reason = f"no installed plugin brings family '{entry.family}'"
-            left_out.append(LeftOut(pool=entry.pool, reason=reason))
-    if not any(spec.page_bytes for spec in specs):
+    group = variant_group(variant, registry, page_slots=config.page_slots, layers=config.layers)
+    left_out = [
+        LeftOut(pool=pool, reason=f"no installed plugin brings family '{family}'")
+        for pool, family in group.missing.items()
+    ]
+    if not any(spec.page_bytes for spec in group.specs):
         raise CapacityError(
             who=f"model '{model.id}', variant '{variant.name}'",
             got="no pool that this version can replay",
             expected="at least one pool with bytes",
             remedy="; ".join(f"{left.pool}: {left.reason}" for left in left_out),
         )
-    _check(config, platform, variant, specs, registry)
+    # A replay goes without the pools that are missing, and says so; the solver would refuse.
+    query = evolve(group, missing={}).query(
+        registry,
+        platform,
+        io_backend=config.io_backend,
+        layout=config.layout,
+        allow_kernel_layer_first=config.allow_kernel_layer_first,
+        probe=config.probe,
+    )
+    solve(query, who=group.title)
     return Assembly(
         model=model.id,
         variant=variant.name,
         layer_count=model.layer_count,
-        specs=tuple(specs),
+        specs=group.specs,
         full_layers={entry.pool: len(entry.layer_ids) for entry in variant.pools},
         left_out=tuple(left_out),
-    )
-
-
-def _check(
-    config: ReplayConfig,
-    platform: Platform,
-    variant: Variant,
-    specs: list[PoolSpec],
-    registry: PluginRegistry,
-) -> None:
-    solve(
-        Query(
-            platform=platform,
-            io_backend=config.io_backend,
-            layout=config.layout,
-            pools=[Member(spec=spec, capabilities=registry.capabilities(spec, platform)) for spec in specs],
-            variant_platforms=variant.platforms,
-            allow_kernel_layer_first=config.allow_kernel_layer_first,
-            probe=config.probe,
-        ),
-        who=f"{variant.model}/{variant.name}",
     )
