@@ -11,13 +11,14 @@ import torch
 from hicache_core import Controller, ControllerConfig, DevicePool, SimRuntime, platform_named
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import IndexSpace, PoolGeometry
+from tests.cli.commands import hicache
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 
 
-def example(name: str) -> str:
-    """The Python block behind the comment ``<!-- test: name -->``."""
-    found = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", README, re.DOTALL)
+def example(name: str, language: str = "python") -> str:
+    """The block behind the comment ``<!-- test: name -->``."""
+    found = re.search(rf"<!-- test: {name} -->\n```{language}\n(.*?)```", README, re.DOTALL)
     assert found is not None, f"the README has no example '{name}'"
     return found.group(1)
 
@@ -71,3 +72,21 @@ def test_the_examples_are_as_short_as_they_claim() -> None:
 
     assert lines("integrator") <= 10
     assert lines("author") <= 30
+
+
+def test_the_hand_made_group_is_one(tmp_path: Path) -> None:
+    """The file is read as it stands there, and its group works."""
+    path = tmp_path / "pools.toml"
+    path.write_text(example("pools", "toml"), encoding="utf-8")
+    pair = ["--platform", "rocm-mi355x", "--io-backend", "kernel", "--layout", "page_first"]
+    assert hicache("check", "--pools", path, *pair).exit_code == 0
+    assert hicache("plan", "--pools", path, *pair, "--host-size", "1GiB").exit_code == 0
+
+
+def test_the_questions_before_the_machines_arrive_are_answered() -> None:
+    """Each command of that section runs as it stands there."""
+    section = README.split("### Before the machines arrive")[1].split("<!-- test")[0].replace("\\\n", "")
+    lines = [line.split() for line in section.splitlines() if line.startswith("hicache ")]
+    assert [line[1] for line in lines] == ["check", "check", "plan"]
+    for line in lines:
+        assert hicache(*line[1:]).exit_code == 0

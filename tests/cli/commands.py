@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from hicache_core.cli import main
+from hicache_core.hookspecs import ENTRY_POINT_GROUP
+from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.replay.generate import generate_conversation, write_trace
 
 COMMAND = [sys.executable, "-c", "from hicache_core.cli import main; main(prog_name='hicache')"]
@@ -77,3 +80,8 @@ def generated(path: Path, requests: int = 40, seed: int = 1) -> Path:
     """A trace of our own generator."""
     write_trace(path, generate_conversation(requests, seed))
     return path
+
+
+def registry_without(plugin: str) -> PluginRegistry:
+    """The installed plugins but for one."""
+    return load_plugins(found=[e for e in entry_points(group=ENTRY_POINT_GROUP) if e.name != plugin])
