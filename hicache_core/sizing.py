@@ -15,7 +15,7 @@ from attrs import field, frozen
 from hicache_core.errors import CapacityError, HostSizeError, UnknownNameError
 from hicache_core.spec import IndexSpace, PoolSpec, retention
 from hicache_core.spec.checks import whole
-from hicache_core.spec.units import format_bytes
+from hicache_core.spec.units import format_bytes_like
 
 DEFAULT_BLOCK_TOKENS = 512
 """Tokens of the block whose pages give the proportion, where nothing else is asked for."""
@@ -247,10 +247,10 @@ def _check_least(request: SizeRequest, page_bytes: Mapping[str, int]) -> None:
     least = max([*shared, _ceil(rest / _rest_part(request)) if rest else 0])
     if request.host_bytes < least:
         short = least - request.host_bytes
-        shown = {key: format_bytes(n, request.shown_like) for key, n in (("short", short), ("least", least))}
+        shown = {key: format_bytes_like(n, request.shown_like) for key, n in (("short", short), ("least", least))}
         raise HostSizeError(
             who="host size",
-            got=format_bytes(request.host_bytes, request.shown_like),
+            got=format_bytes_like(request.host_bytes, request.shown_like),
             expected=f"at least {shown['least']}: {_least_of(request, page_bytes)}; "
             f"{shown['short']} are missing",
             remedy=f"Give each rank at least {least} bytes, or share them otherwise.",
@@ -315,7 +315,7 @@ def check_host_memory(
         return usable - asked
 
     def shown(nbytes: int) -> str:
-        return format_bytes(nbytes, shown_like)
+        return format_bytes_like(nbytes, shown_like)
 
     fits, fitting_ranks = max(usable, 0) // ranks, max(usable, 0) // max(host_bytes, 1)
     raise HostSizeError(

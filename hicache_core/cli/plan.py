@@ -37,7 +37,7 @@ from hicache_core.sizing import (
     split_host_size,
 )
 from hicache_core.spec import IO_BACKENDS, LAYOUTS, platform_named
-from hicache_core.spec.units import format_bytes
+from hicache_core.spec.units import format_bytes_like
 
 _positive = click.IntRange(min=1)
 
@@ -120,7 +120,7 @@ class _Question:
 
     def shown(self, nbytes: int) -> str:
         """A size in the unit of --host-size."""
-        return format_bytes(nbytes, self.host_size.text)
+        return format_bytes_like(nbytes, self.host_size.text)
 
 
 @define(kw_only=True)
@@ -364,8 +364,8 @@ def _print_totals(question: _Question, result: _Result, sizing: Sizing) -> None:
     if memory is not None:
         left = result.memory_left_bytes
         rows += [
-            ("host memory", "", format_bytes(memory.nbytes, memory.text)),
-            ("reserve", "", format_bytes(question.reserve.nbytes, memory.text)),
-            ("left on the host", "", "does not fit" if left is None else format_bytes(left, memory.text)),
+            ("host memory", "", format_bytes_like(memory.nbytes, memory.text)),
+            ("reserve", "", format_bytes_like(question.reserve.nbytes, memory.text)),
+            ("left on the host", "", "does not fit" if left is None else format_bytes_like(left, memory.text)),
         ]
     print_table("in all", ["what", "one rank", f"all {ranks} of the host"], rows)

