@@ -13,10 +13,12 @@ from attrs import field, frozen
 from hicache_core import hookspecs
 from hicache_core.errors import HiCacheError, PluginError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
+from hicache_core.memory.allocation import BUILT_IN, HostAllocator
 from hicache_core.spec import Capabilities, Platform, PoolGeometry, PoolSpec, default_capabilities
 
 _HOOK_PREFIX = f"{PROJECT}_"
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(_HOOK_PREFIX))
+_FAMILIES, _ALLOCATORS = "hicache_pool_families", "hicache_host_allocators"
 
 
 @frozen(kw_only=True)
@@ -28,12 +30,14 @@ class Plugin:
         distribution: name and version of its distribution, or empty where it was registered by hand.
         families: the families that it owns.
         hooks: the hooks that it implements.
+        allocators: the allocators of host memory that it brings, by name.
     """
 
     name: str
     distribution: str
     families: tuple[Family, ...]
     hooks: tuple[str, ...]
+    allocators: Mapping[str, HostAllocator] = field(factory=dict, repr=False, eq=False)
     module: Any = field(repr=False, eq=False)
 
     @property
@@ -86,7 +90,7 @@ class PluginRegistry:
 
         Raises:
             PluginError: a name that is taken, an unknown hook, no hook, defaults in a hook's arguments, a
-                family that is taken, or an API version out of range.
+                family or allocator that is taken, or an API version out of range.
         """
         who = f"{name} ({distribution})" if distribution else name
         if name in self._plugins:
@@ -100,7 +104,8 @@ class PluginRegistry:
             hooks = self._marked_hooks(module, who)
             self._manager.register(module, name=name)
             self._manager.check_pending()
-            families = self._families_of(module, who)
+            families = self._families_of(module, who) if _FAMILIES in hooks else ()
+            allocators = self._allocators_of(module, who) if _ALLOCATORS in hooks else {}
         except (Exception, SystemExit) as error:
             if self._manager.get_plugin(name) is not None:
                 self._manager.unregister(name=name)
@@ -109,7 +114,14 @@ class PluginRegistry:
             raise _refusal(
                 who, f"{type(error).__name__}: {error}", "a plugin that loads", "Mend or uninstall it."
             ) from error
-        plugin = Plugin(name=name, distribution=distribution, families=families, hooks=hooks, module=module)
+        plugin = Plugin(
+            name=name,
+            distribution=distribution,
+            families=families,
+            hooks=hooks,
+            allocators=allocators,
+            module=module,
+        )
         self._plugins[name] = plugin
         self._owners.update({family.name: plugin for family in families})
         return plugin
@@ -133,11 +145,12 @@ class PluginRegistry:
                 f"marked hooks among {', '.join(_HOOKS)}",
                 "Correct the names and mark each with @hookimpl.",
             )
-        if "hicache_pool_families" not in marked or "hicache_pool_spec" not in marked:
+        of_families = [hook for hook in marked if hook != _ALLOCATORS]
+        if (of_families or not marked) and not {_FAMILIES, "hicache_pool_spec"} <= set(marked):
             raise _refusal(
                 who,
                 f"the hooks {marked}",
-                "at least hicache_pool_families and hicache_pool_spec",
+                f"at least {_FAMILIES} and hicache_pool_spec, or {_ALLOCATORS} alone",
                 "Implement both.",
             )
         for hook in marked:
@@ -178,6 +191,45 @@ class PluginRegistry:
                     "Install a release of the plugin for this hicache-core.",
                 )
         return families
+
+    def _allocators_of(self, module: Any, who: str) -> Mapping[str, HostAllocator]:
+        brought = module.hicache_host_allocators()
+        usable = isinstance(brought, Mapping) and all(
+            isinstance(name, str) and name and callable(getattr(allocator, "allocate", None))
+            for name, allocator in brought.items()
+        )
+        if not brought or not usable:
+            raise _refusal(
+                who,
+                f"{brought!r} as allocators",
+                "a mapping from names to objects with allocate(nbytes, who), at least one",
+                "Correct hicache_host_allocators.",
+            )
+        holders = {**dict.fromkeys(BUILT_IN, "the core"), **self._allocator_owners()}
+        for name in brought:
+            if name in holders:
+                raise _refusal(
+                    who,
+                    f"allocator '{name}', which {holders[name]} owns",
+                    "a name of an allocator that is free",
+                    "Rename the allocator, or uninstall one of the two.",
+                )
+        return dict(brought)
+
+    def _allocator_owners(self) -> dict[str, str]:
+        return {name: plugin.title for plugin in self.plugins for name in plugin.allocators}
+
+    def host_allocator(self, name: str) -> HostAllocator:
+        """The allocator of that name that a plugin brings; UnknownNameError naming those that exist."""
+        for plugin in self._plugins.values():
+            if name in plugin.allocators:
+                return plugin.allocators[name]
+        raise UnknownNameError(
+            who="plugins",
+            got=f"allocator '{name}'",
+            expected=f"one of {', '.join(sorted([*BUILT_IN, *self._allocator_owners()]))}",
+            remedy=f"Install the distribution that brings '{name}'.",
+        )
 
     def refuse(self, name: str, distribution: str, error: PluginError) -> None:
         """Keep a refused plugin for introspection."""
