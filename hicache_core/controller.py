@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
+from attrs import validators as v
 
 from hicache_core.compat import Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
 from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
 from hicache_core.errors import PairingError, PluginError, SpecError
 from hicache_core.group import HostGroup
-from hicache_core.memory.host import MAX_REGISTRATION_BYTES
+from hicache_core.memory.allocation import BUILT_IN
+from hicache_core.memory.host import destroy_after
+from hicache_core.memory.ledger import Ledger
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
 from hicache_core.memory.tables import HostTable, KernelTable
 from hicache_core.plugins import PluginRegistry
@@ -51,7 +55,7 @@ class ControllerConfig:
         layer_count: layers of the stage; loads have a completion mark for each. 0 takes those up to the
             highest that a pool names.
         ring_bytes: budget of the staging ring of a device.
-        max_registration_bytes: largest registration that is tried.
+        memory: how host memory is obtained, populated and registered.
     """
 
     io_backend: str
@@ -61,7 +65,7 @@ class ControllerConfig:
     first_layer: int = field(default=0, validator=whole(0))
     layer_count: int = field(default=0, validator=whole(0))
     ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
-    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=whole(1))
+    memory: MemoryOptions = field(factory=MemoryOptions, validator=v.instance_of(MemoryOptions))
 
 
 class Controller:
@@ -73,11 +77,13 @@ class Controller:
         runtime: the runtime of the device.
         registry: the plugins that own the families.
         device: ordinal of the device.
+        ledger: the books of the process, where host memory and staging are booked; None for new ones.
 
     Raises:
         IncompatibleError: the combination cannot work; carries every reason.
         BufferMismatchError: device tensors are not what their declaration says.
         HostMemoryError: host memory was refused; nothing is left behind.
+        OverBudgetError: a budget of the ledger does not hold it; nothing is left behind.
     """
 
     def __init__(
@@ -88,8 +94,10 @@ class Controller:
         registry: PluginRegistry,
         *,
         device: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.config = config
+        self.ledger = Ledger() if ledger is None else ledger
         self.runtime = runtime
         self._registry = registry
         self._indices = IndexReader()
@@ -110,7 +118,7 @@ class Controller:
         host_pages = _host_pages(config, device_pools)
         page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
         groups = load_groups(_layers(config, device_pools), sum(page_bytes) // max(len(page_bytes), 1))
-        self.engine = Engine(runtime, device, groups, config.ring_bytes)
+        self.engine = Engine(runtime, device, groups, config.ring_bytes, self.ledger)
         self.group = self._make_group(device_pools, host_pages, device)
         self._anchor_space = self.group.anchor_space
         self.device_pages = _device_pages(device_pools)
@@ -119,7 +127,8 @@ class Controller:
     def _make_group(
         self, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int], device: int
     ) -> HostGroup:
-        layout = layout_named(self.config.layout)
+        layout, memory = layout_named(self.config.layout), self.config.memory
+        brought = None if memory.allocator in BUILT_IN else self._registry.host_allocator(memory.allocator)
         made: list[HostPool] = []
         try:
             for device_pool in device_pools:
@@ -128,14 +137,16 @@ class Controller:
                     layout,
                     host_pages[device_pool.spec.index_space.name],
                     self.runtime,
-                    max_registration_bytes=self.config.max_registration_bytes,
+                    memory=memory,
+                    allocator=brought,
+                    ledger=self.ledger,
                 )
                 made.append(pool)
                 self._bind(pool, device)
             return HostGroup(made)
-        except BaseException:
-            for pool in reversed(made):
-                pool.destroy()
+        except BaseException as error:
+            destroy_after(error, reversed(made), who="controller")
+            self.engine.ring.release()
             raise
 
     def _bind(self, pool: HostPool, device: int) -> None:
@@ -302,7 +313,11 @@ class Controller:
             raise
 
     def close(self) -> None:
-        """Wait for all that was submitted, then release the host memory; a second call does nothing."""
+        """Wait for all that was submitted, then release the host memory; a second call does nothing.
+
+        Raises:
+            UnregisterError: some could not be unregistered and stays mapped; the rest is released.
+        """
         self.engine.close()
         self.group.destroy()
 

@@ -7,7 +7,11 @@ look at the class, its ``code`` and its typed fields, never at the sentence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from hicache_core.memory.ledger import Entry
+    from hicache_core.memory.registration import StuckRange
 
 
 class HiCacheError(Exception):
@@ -162,9 +166,14 @@ class HostMemoryError(HiCacheError):
 
 
 class RegistrationError(HostMemoryError):
-    """The runtime refused to register or unregister host memory."""
+    """The runtime refused to register or unregister host memory.
+
+    Attributes:
+        stuck: what had been registered before and could not be undone; it stays mapped and booked.
+    """
 
     code = "registration"
+    stuck: tuple[StuckRange, ...] = ()
 
     def __init__(
         self, *, who: str, got: str, expected: str, remedy: str, rc: int, offset_bytes: int, nbytes: int
@@ -172,6 +181,40 @@ class RegistrationError(HostMemoryError):
         self.rc = rc
         self.offset_bytes = offset_bytes
         self.nbytes = nbytes
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
+
+
+class RegisteredTwiceError(HostMemoryError):
+    """Memory would be registered, or held, a second time; the runtime was not asked.
+
+    Attributes:
+        start: first address of what was refused.
+        nbytes: its size.
+    """
+
+    code = "registered-twice"
+
+    def __init__(
+        self, *, who: str, got: str, expected: str, remedy: str, start: int, nbytes: int
+    ) -> None:
+        self.start = start
+        self.nbytes = nbytes
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)
+
+
+class UnregisterError(HostMemoryError):
+    """Host memory could not be unregistered; it stays mapped and booked.
+
+    Attributes:
+        stuck: each registration that is left, with the runtime's return code.
+    """
+
+    code = "unregister"
+
+    def __init__(
+        self, *, who: str, got: str, expected: str, remedy: str, stuck: Sequence[StuckRange]
+    ) -> None:
+        self.stuck = tuple(stuck)
         super().__init__(who=who, got=got, expected=expected, remedy=remedy)
 
 
@@ -253,3 +296,34 @@ class CapacityError(HiCacheError):
     """Something does not fit: a request larger than a tier, a row larger than a budget."""
 
     code = "capacity"
+
+
+class OverBudgetError(CapacityError):
+    """A booking is larger than what the budget has left; nothing was booked or allocated.
+
+    Attributes:
+        nbytes: what was asked for.
+        missing_bytes: by how much it is too large.
+        budget_bytes: the budget.
+        booked: what is booked already, of the same kind.
+    """
+
+    code = "over-budget"
+
+    def __init__(
+        self,
+        *,
+        who: str,
+        got: str,
+        expected: str,
+        remedy: str,
+        nbytes: int,
+        missing_bytes: int,
+        budget_bytes: int,
+        booked: Sequence[Entry],
+    ) -> None:
+        self.nbytes = nbytes
+        self.missing_bytes = missing_bytes
+        self.budget_bytes = budget_bytes
+        self.booked = tuple(booked)
+        super().__init__(who=who, got=got, expected=expected, remedy=remedy)

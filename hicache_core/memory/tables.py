@@ -12,7 +12,7 @@ over the end of a registration, so a plan that splits pages at groups and layers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -124,11 +124,31 @@ class Segment:
 
     Args:
         offset: byte of the buffer at which it starts.
-        host: its CPU addresses.
+        host: its CPU addresses; arithmetic on them does not leave the registration.
+        registered: whether it is one; False for pageable memory, which no kernel may be given.
     """
 
     offset: int
     host: HostRange
+    registered: bool = True
+
+
+class Aliases(Protocol):
+    """What knows where a device sees registered memory; a device runtime does."""
+
+    def alias(self, host: HostRange, device: int) -> KernelRange:
+        """The addresses at which ``device`` sees a registered range."""
+
+
+def seen_from(segment: Segment, runtime: Aliases, device: int) -> KernelRange:
+    """Where ``device`` sees a segment: the runtime's alias, or the CPU addresses of pageable memory.
+
+    The latter have a provenance of their own, which launches refuse.
+    """
+    if segment.registered:
+        return runtime.alias(segment.host, device)
+    host = segment.host
+    return KernelRange(start=host.start, nbytes=host.nbytes, device=device, provenance=Provenance.PAGEABLE)
 
 
 class _SegmentGrid:

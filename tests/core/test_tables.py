@@ -18,6 +18,7 @@ from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import AddressError, DeviceFault
 from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.tables import HostTable, KernelTable, Segment, host_kernel_table, host_table
 from hicache_core.spec import LAYOUTS, RowGrid, RowUnit, layout_named, platform_named
 from hicache_core.testing.oracle import HostShape, host_offset
@@ -49,7 +50,13 @@ def test_tables_hold_every_address(layout: str, page_rows: int, limit: int, plat
     grid = RowGrid(pages=3 * 256 // (3 * page_rows), layers=3, page_rows=page_rows, row_bytes=ROW_BYTES)
     strides = layout_named(layout).strides(grid)
     runtime = SimRuntime(platform_named(platform), seed=page_rows)
-    memory = HostMemory(grid.nbytes, strides.copy_unit, runtime, who="test", max_registration_bytes=limit)
+    memory = HostMemory(
+        grid.nbytes,
+        strides.copy_unit,
+        runtime,
+        who="test",
+        options=MemoryOptions(max_registration_bytes=limit),
+    )
     assert len(memory.segments) == {1 << 36: 1, 80_000: 3}.get(limit, len(memory.segments))
     assert limit > 1 or len(memory.segments) > 3
     aliases = [runtime.alias(segment.host, 0) for segment in memory.segments]
