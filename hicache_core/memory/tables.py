@@ -17,9 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
+from attrs import validators as v
 
 from hicache_core.errors import AddressError
 from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
+from hicache_core.spec.checks import whole
 from hicache_core.spec.layout import RowGrid, Strides
 
 Int64Array = npt.NDArray[np.int64]
@@ -128,9 +130,9 @@ class Segment:
         registered: whether it is one; False for pageable memory, which no kernel may be given.
     """
 
-    offset: int
-    host: HostRange
-    registered: bool = True
+    offset: int = field(validator=whole(0))
+    host: HostRange = field(validator=v.instance_of(HostRange))
+    registered: bool = field(default=True, validator=v.instance_of(bool))
 
 
 class Aliases(Protocol):
@@ -205,9 +207,16 @@ def host_kernel_table(
         device: ordinal of the device.
 
     Raises:
-        AddressError: a range is of another device or shorter than its segment.
+        AddressError: a range is of another device or shorter than its segment, or no range of a device.
     """
     for segment, seen in zip(segments, ranges, strict=True):
+        if not isinstance(seen, KernelRange):
+            raise AddressError(
+                who="pointer table",
+                got=f"{seen!r} for a segment at {segment.host.start:#x}",
+                expected="a KernelRange, as the device sees it",
+                remedy="Ask the runtime for the alias; a CPU address is not one.",
+            )
         if seen.device != device or seen.nbytes < segment.host.nbytes:
             raise AddressError(
                 who="pointer table",

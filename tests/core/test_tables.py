@@ -159,6 +159,19 @@ def test_alias_of_another_device_or_size_is_refused(device: int, nbytes: int) ->
         host_kernel_table(segments, [seen], grid, layout_named("page_first").strides(grid), 0)
 
 
+def test_kinds_of_addresses_do_not_stand_in_for_each_other_at_run_time() -> None:
+    """I30: a CPU range is no alias, and a segment is made of CPU addresses."""
+    grid = RowGrid(pages=16, layers=1, page_rows=1, row_bytes=256)
+    host = HostRange(start=1 << 20, nbytes=4096)
+    segments = [Segment(offset=0, host=host)]
+    strides = layout_named("page_first").strides(grid)
+    with pytest.raises(AddressError):
+        host_kernel_table(segments, [host], grid, strides, 0)  # type: ignore[list-item]
+    seen = KernelRange(start=1 << 24, nbytes=4096, device=0, provenance=Provenance.ALIAS)
+    with pytest.raises(TypeError):
+        Segment(offset=0, host=seen)  # type: ignore[arg-type]
+
+
 def test_segments_that_do_not_cover_the_buffer_are_refused() -> None:
     """I31: a row past the last segment has no address."""
     grid = RowGrid(pages=1, layers=32, page_rows=1, row_bytes=256)
@@ -249,6 +262,6 @@ def test_mypy_refuses_each_marked_line(tmp_path: Path) -> None:
         text=True,
     )
     reported = re.findall(r"bare_addresses\.py:(\d+): error: .*\[arg-type\]", done.stdout)
-    assert len(marked) == 11
+    assert len(marked) == 15
     assert {int(line) for line in reported} == marked, done.stdout + done.stderr
     assert done.stdout.count("error:") == len(reported)
