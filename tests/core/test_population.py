@@ -145,8 +145,12 @@ def _raise_stop() -> None:
 
 
 def _interrupt() -> None:
-    # The first handler to run raises KeyboardInterrupt, at once or inside the next wait.
-    signal.raise_signal(signal.SIGINT)
+    """As Ctrl-C would: also where the shell that started the tests has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
