@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from attrs import validators as v
 
-from hicache_core.compat import Plan, Query, solve
+from hicache_core.compat import DEFAULT_RING_BYTES, Member, Plan, Query, solve
 from hicache_core.device.base import DeviceRuntime, Event
 from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
 from hicache_core.errors import PairingError, PluginError, SpecError
@@ -27,7 +27,6 @@ from hicache_core.spec.checks import whole
 from hicache_core.transfer.engine import Engine, load_groups
 from hicache_core.transfer.index_cache import IndexReader
 from hicache_core.transfer.pairs import Numbers, SpacePairs, page_pairs
-from hicache_core.transfer.staging import DEFAULT_RING_BYTES
 from hicache_core.transfer.ticket import Ticket
 
 Move = Callable[..., Ticket]
@@ -107,7 +106,10 @@ class Controller:
                 io_backend=config.io_backend,
                 layout=config.layout,
                 pools=[
-                    (pool.spec, registry.capabilities(pool.spec, runtime.platform)) for pool in device_pools
+                    Member(
+                        spec=pool.spec, capabilities=registry.capabilities(pool.spec, runtime.platform)
+                    )
+                    for pool in device_pools
                 ],
             ),
             who="controller",

@@ -74,8 +74,8 @@ class Reason(Protocol):
     """Why a combination cannot work."""
 
     @property
-    def rule(self) -> str:
-        """Id of the rule."""
+    def id(self) -> str:
+        """Rule and reason code."""
 
     @property
     def pool(self) -> str:
@@ -83,12 +83,20 @@ class Reason(Protocol):
 
 
 class IncompatibleError(HiCacheError):
-    """A combination of platform, io_backend, layout and pools cannot work; carries every reason."""
+    """A combination of platform, io_backend, layout and pools cannot work; carries every reason.
+
+    Attributes:
+        violations: the reasons.
+        nearest: the nearest combination that works for the whole group; None where none is known.
+    """
 
     code = "incompatible"
 
-    def __init__(self, *, who: str, violations: Sequence[Reason], remedy: str) -> None:
+    def __init__(
+        self, *, who: str, violations: Sequence[Reason], remedy: str, nearest: object | None = None
+    ) -> None:
         self.violations = tuple(violations)
+        self.nearest = nearest
         super().__init__(
             who=who,
             got="; ".join(str(violation) for violation in self.violations),

@@ -148,7 +148,8 @@ class HostGroup:
 
 def _too_few_pages(pool: HostPool, source_pages: int) -> IncompatibleError:
     violation = Violation(
-        rule="R6-derived-pages",
+        rule="R6",
+        code="derived-pages",
         pool=pool.spec.pool,
         got=f"{pool.pages} host pages",
         expected=f"at least {source_pages}, as the pool whose slots it rides on",

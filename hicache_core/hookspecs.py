@@ -1,8 +1,8 @@
-"""The whole extension surface: five hooks of pool families, and one of host memory.
+"""The whole extension surface. No hook is called while bytes move.
 
-A plugin that brings families implements the first two; each of the next three may answer None, and the core's
-default for strided rows serves. They are asked of the plugin that owns the family. The last stands alone: a
-plugin may bring allocators and no family. No hook is called while bytes move.
+Five hooks are asked of the plugin that owns a family, at construction: it implements the two that name
+families and declare pools; each of the others may answer None, and the core's default for strided rows
+serves. A plugin may bring platforms or allocators of host memory too, or nothing else.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class Family:
 @hookspec
 def hicache_pool_families() -> Sequence[Family]:
     """The families of this distribution. Asked when the plugin is loaded."""
+    raise NotImplementedError
+
+
+@hookspec
+def hicache_platforms() -> Sequence[Platform]:
+    """Platform profiles of this distribution, for ``--platform``. Asked when the plugin is loaded."""
     raise NotImplementedError
 
 

@@ -14,11 +14,19 @@ from hicache_core import hookspecs
 from hicache_core.errors import HiCacheError, PluginError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
 from hicache_core.memory.allocation import BUILT_IN, HostAllocator
-from hicache_core.spec import Capabilities, Platform, PoolGeometry, PoolSpec, default_capabilities
+from hicache_core.spec import (
+    PLATFORMS,
+    Capabilities,
+    Platform,
+    PoolGeometry,
+    PoolSpec,
+    default_capabilities,
+)
 
 _HOOK_PREFIX = f"{PROJECT}_"
+_POOL_HOOKS = ("hicache_pool_families", "hicache_pool_spec")
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(_HOOK_PREFIX))
-_FAMILIES, _ALLOCATORS = "hicache_pool_families", "hicache_host_allocators"
+_ALLOCATORS = "hicache_host_allocators"
 
 
 @frozen(kw_only=True)
@@ -31,6 +39,7 @@ class Plugin:
         families: the families that it owns.
         hooks: the hooks that it implements.
         allocators: the allocators of host memory that it brings, by name.
+        platforms: the platform profiles that it brings.
     """
 
     name: str
@@ -38,6 +47,7 @@ class Plugin:
     families: tuple[Family, ...]
     hooks: tuple[str, ...]
     allocators: Mapping[str, HostAllocator] = field(factory=dict, repr=False, eq=False)
+    platforms: tuple[Platform, ...] = ()
     module: Any = field(repr=False, eq=False)
 
     @property
@@ -80,6 +90,11 @@ class PluginRegistry:
         """The families that are there, by name."""
         return {f.name: f for p in self.plugins for f in p.families}
 
+    @property
+    def platforms(self) -> Mapping[str, Platform]:
+        """The platform profiles that there are, by name: the core's, then those of plugins."""
+        return {**PLATFORMS, **{one.name: one for plugin in self.plugins for one in plugin.platforms}}
+
     def register(self, module: Any, *, name: str, distribution: str = "") -> Plugin:
         """Register a plugin; on any refusal the registry is what it was before.
 
@@ -104,7 +119,8 @@ class PluginRegistry:
             hooks = self._marked_hooks(module, who)
             self._manager.register(module, name=name)
             self._manager.check_pending()
-            families = self._families_of(module, who) if _FAMILIES in hooks else ()
+            families = self._families_of(module, who) if _POOL_HOOKS[0] in hooks else ()
+            platforms = self._platforms_of(module, who) if "hicache_platforms" in hooks else ()
             allocators = self._allocators_of(module, who) if _ALLOCATORS in hooks else {}
         except (Exception, SystemExit) as error:
             if self._manager.get_plugin(name) is not None:
@@ -120,6 +136,7 @@ class PluginRegistry:
             families=families,
             hooks=hooks,
             allocators=allocators,
+            platforms=platforms,
             module=module,
         )
         self._plugins[name] = plugin
@@ -145,12 +162,12 @@ class PluginRegistry:
                 f"marked hooks among {', '.join(_HOOKS)}",
                 "Correct the names and mark each with @hookimpl.",
             )
-        of_families = [hook for hook in marked if hook != _ALLOCATORS]
-        if (of_families or not marked) and not {_FAMILIES, "hicache_pool_spec"} <= set(marked):
+        alone = bool(marked) and set(marked) <= {"hicache_platforms", _ALLOCATORS}
+        if not alone and not set(_POOL_HOOKS) <= set(marked):
             raise _refusal(
                 who,
                 f"the hooks {marked}",
-                f"at least {_FAMILIES} and hicache_pool_spec, or {_ALLOCATORS} alone",
+                f"at least {' and '.join(_POOL_HOOKS)}, or hicache_platforms or {_ALLOCATORS} alone",
                 "Implement both.",
             )
         for hook in marked:
@@ -230,6 +247,22 @@ class PluginRegistry:
             expected=f"one of {', '.join(sorted([*BUILT_IN, *self._allocator_owners()]))}",
             remedy=f"Install the distribution that brings '{name}'.",
         )
+
+    def _platforms_of(self, module: Any, who: str) -> tuple[Platform, ...]:
+        platforms = tuple(module.hicache_platforms())
+        names = [getattr(platform, "name", None) for platform in platforms]
+        odd = [platform for platform in platforms if not isinstance(platform, Platform)]
+        taken = [name for name in names if name in self.platforms or names.count(name) > 1]
+        if odd or taken or not platforms:
+            raise _refusal(
+                who,
+                f"{odd[0]!r} among its platforms"
+                if odd
+                else f"platforms {names}, of which {taken} are taken",
+                "at least one Platform, each of a name that is free",
+                "Correct hicache_platforms.",
+            )
+        return platforms
 
     def refuse(self, name: str, distribution: str, error: PluginError) -> None:
         """Keep a refused plugin for introspection."""

@@ -9,6 +9,7 @@ from hicache_core.spec import (
     BufferSpec,
     Capabilities,
     IndexSpace,
+    PointerDomain,
     PoolSpec,
     RowUnit,
     Verdict,
@@ -25,6 +26,9 @@ NAMES = [
     "per_pool_backup_indices",
     "kernel_rows",
     "kernel_pointer_domain",
+    "host_index_device",
+    "graph_capture",
+    "row_alignment",
     "strided_copy",
     "token_granular",
     "served_pairs",
@@ -97,7 +101,10 @@ def test_staging_follows_the_rows_without_kernels_too(platform: str, row_bytes: 
 def test_kernel_tables_hold_raw_addresses_only_where_nothing_is_registered(platform: str) -> None:
     """Device addresses on platforms that register host memory, raw ones on the others."""
     domain = _default(platform, 64).kernel_pointer_domain
-    assert (bool(domain), domain.value) == (True, "raw" if platform in WITHOUT_KERNELS else "device")
+    assert (bool(domain), domain.value) == (
+        True,
+        PointerDomain.RAW if platform in WITHOUT_KERNELS else PointerDomain.DEVICE,
+    )
 
 
 @pytest.mark.parametrize("platform", sorted(PLATFORMS))

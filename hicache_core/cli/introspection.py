@@ -10,7 +10,7 @@ import click
 from hicache_core.cli.output import json_option, print_json, print_table
 from hicache_core.models import Model, load_model, model_names
 from hicache_core.plugins import PluginRegistry, load_plugins
-from hicache_core.spec import PLATFORMS, Capability, PoolSpec, platform_named
+from hicache_core.spec import PLATFORMS, PoolSpec, platform_named
 
 
 @click.command()
@@ -105,15 +105,6 @@ def _specs_of(family: str, registry: PluginRegistry) -> dict[str, PoolSpec]:
     return found
 
 
-def _verdict(capability: Capability) -> dict[str, Any]:
-    value = capability.value
-    if isinstance(value, frozenset):
-        value = sorted(" + ".join(pair) for pair in value)
-    shown = {"verdict": capability.verdict.value, "value": value}
-    reason = {"code": capability.code, "text": capability.text, "remedy": capability.remedy}
-    return {**shown, **{key: said for key, said in reason.items() if said}}
-
-
 @click.command()
 @click.argument("family")
 @click.option("--platform", default="cpu-sim", show_default=True, help=f"One of {', '.join(PLATFORMS)}.")
@@ -122,13 +113,13 @@ def describe(family: str, platform: str, as_json: bool) -> None:
     """Show what FAMILY declares and can do on a platform, with a reason for each no."""
     registry = load_plugins()
     owner = registry.owner(family)
-    facts = platform_named(platform)
+    facts = platform_named(platform, registry.platforms)
     about = registry.families[family]
     pools: dict[str, dict[str, Any]] = {
         place: {
             "row_bytes": {b.name: b.row_bytes for b in spec.buffers},
             "row_unit": spec.row_unit.value,
-            "capabilities": {name: _verdict(can) for name, can in registry.capabilities(spec, facts)},
+            "capabilities": {name: can.as_data() for name, can in registry.capabilities(spec, facts)},
         }
         for place, spec in _specs_of(family, registry).items()
     }

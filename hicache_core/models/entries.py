@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from hicache_core.errors import SpecError, UnknownNameError
-from hicache_core.spec import IndexSpace, PoolGeometry, Reuse, platform_named
+from hicache_core.spec import IndexSpace, Platform, PoolGeometry, Reuse, platform_named
 
 FULL_SPACE = "full"
 """The index space of the anchor: slots of all tokens."""
@@ -173,8 +173,8 @@ class Model:
     variants: Mapping[str, Variant]
     notes: str = ""
 
-    def variant(self, name: str | None, platform: str) -> Variant:
-        """The variant ``name``, or the default one of ``platform``.
+    def variant(self, name: str | None, platform: str | Platform) -> Variant:
+        """The variant ``name``, or the default one of a platform: a profile, or the name of one of the core.
 
         Where the model states no default for the platform, the first variant that lists it is taken, and
         where none does, the first of all: whether a variant exists on the platform is for the caller to
@@ -183,10 +183,12 @@ class Model:
         Raises:
             UnknownNameError: no such variant, or no such platform.
         """
-        facts = platform_named(platform)
+        facts = platform if isinstance(platform, Platform) else platform_named(platform)
         if name is None:
-            listing = [v.name for v in self.variants.values() if facts.name in v.platforms]
-            name = self.default_variant.get(facts.name) or (listing or list(self.variants))[0]
+            names = facts.variant_names
+            defaults = [self.default_variant[known] for known in names if known in self.default_variant]
+            listing = [v.name for v in self.variants.values() if set(names) & set(v.platforms)]
+            name = (*defaults, *listing, *self.variants)[0]
         try:
             return self.variants[name]
         except KeyError:

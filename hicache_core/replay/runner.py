@@ -39,7 +39,7 @@ def _cuda(platform: Platform, seed: int) -> DeviceRuntime:
 _RUNTIMES: Mapping[str, Callable[[Platform, int], DeviceRuntime]] = {"sim": _sim, "cuda": _cuda}
 
 
-def _runtime(config: ReplayConfig) -> DeviceRuntime:
+def _runtime(config: ReplayConfig, platform: Platform) -> DeviceRuntime:
     if config.device not in DEVICES:
         raise UnknownNameError(
             who="replay",
@@ -47,7 +47,7 @@ def _runtime(config: ReplayConfig) -> DeviceRuntime:
             expected=f"one of {', '.join(DEVICES)}",
             remedy="Give one of these with --device.",
         )
-    return _RUNTIMES[config.device](platform_named(config.platform), config.seed)
+    return _RUNTIMES[config.device](platform, config.seed)
 
 
 class Books:
@@ -109,7 +109,7 @@ class Replay:
         self._block_tokens = config.block_tokens or trace_block_tokens
         self._trace_block_tokens = trace_block_tokens
         self._block_pages = self.assembly.block_pages(self._block_tokens)
-        runtime = _runtime(config)
+        runtime = _runtime(config, platform_named(config.platform, registry.platforms))
         self._books = {
             name: Books(self.assembly.model, self.assembly.specs_in(name), size, runtime)
             for name, size in self.assembly.sizes(config, self._block_tokens).items()

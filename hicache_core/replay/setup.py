@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from hicache_core.compat import Query, solve
+from hicache_core.compat import Member, Query, solve
 from hicache_core.errors import CapacityError
 from hicache_core.models import Variant, load_model
 from hicache_core.plugins import PluginRegistry
@@ -153,8 +153,8 @@ def assemble(config: ReplayConfig, registry: PluginRegistry) -> Assembly:
         CapacityError: no pool with bytes is left.
     """
     model = load_model(config.model)
-    platform = platform_named(config.platform)
-    variant = model.variant(config.variant, platform.name)
+    platform = platform_named(config.platform, registry.platforms)
+    variant = model.variant(config.variant, platform)
     specs, left_out = [], []
     for entry, geometry in zip(
         variant.pools, variant.geometries(config.page_slots, config.layers), strict=True
@@ -194,7 +194,7 @@ def _check(
             platform=platform,
             io_backend=config.io_backend,
             layout=config.layout,
-            pools=[(spec, registry.capabilities(spec, platform)) for spec in specs],
+            pools=[Member(spec=spec, capabilities=registry.capabilities(spec, platform)) for spec in specs],
             variant_platforms=variant.platforms,
         ),
         who=f"{variant.model}/{variant.name}",

@@ -1,9 +1,13 @@
 """Declarations: pools, layouts, capabilities and platforms, as frozen values. No torch here."""
 
 from hicache_core.spec.capability import (
+    DIRECTIONS,
     SERVED_PAIRS,
     Capabilities,
     Capability,
+    GraphCapture,
+    IndexPlace,
+    PointerDomain,
     Verdict,
     default_capabilities,
     not_applicable,
@@ -19,6 +23,7 @@ from hicache_core.spec.storage import StorageKey, page_format
 
 __all__ = [
     "DEVICES",
+    "DIRECTIONS",
     "ELEMENT_BYTES",
     "IO_BACKENDS",
     "LAYOUTS",
@@ -29,9 +34,12 @@ __all__ = [
     "Capabilities",
     "Capability",
     "CopyKind",
+    "GraphCapture",
+    "IndexPlace",
     "IndexSpace",
     "Layout",
     "Platform",
+    "PointerDomain",
     "PoolGeometry",
     "PoolSpec",
     "Retention",

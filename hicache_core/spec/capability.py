@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from attrs import evolve, field, fields, frozen
 from attrs import validators as v
 
+from hicache_core.spec.layout import IO_BACKENDS
 from hicache_core.spec.platform import Alias, Platform
 from hicache_core.spec.pool import PoolSpec
 
 STAGED_ROW_ALIGNMENT = 16
 KERNEL_ROW_ALIGNMENT = 8
+DIRECTIONS = ("backup", "load")
 
 SERVED_PAIRS = frozenset(
     {
@@ -31,6 +35,39 @@ class Verdict(enum.Enum):
     SUPPORTED = "supported"
     UNSUPPORTED = "unsupported"
     NOT_APPLICABLE = "not-applicable"
+
+
+class PointerDomain(enum.Enum):
+    """What a pool's kernel tables hold for host memory."""
+
+    DEVICE = "device"
+    """Addresses that the runtime gave for the target device."""
+    CPU = "cpu"
+    """CPU addresses, whatever the device sees."""
+    RAW = "raw"
+    """Addresses as they are, on platforms that register nothing."""
+
+
+class IndexPlace(enum.Enum):
+    """Where what moves the rows of a pool reads its indices."""
+
+    CPU = "cpu"
+    """In arrays of the host, which issues the copies."""
+    DEVICE = "device"
+    """In tensors of the device, which a kernel reads."""
+
+
+class GraphCapture(enum.Enum):
+    """What a captured transfer can do when its graph is replayed."""
+
+    FIXED_ADDRESSES = "fixed-addresses"
+    """The pages of the capture again."""
+    NEW_INDICES = "new-indices"
+    """The pages that its index tensors name by then."""
+
+
+IndexPlaces = frozenset[tuple[str, str, IndexPlace]]
+"""(direction, io_backend, place): each place where a pool can take its host indices."""
 
 
 @frozen(kw_only=True)
@@ -53,6 +90,20 @@ class Capability:
 
     def __bool__(self) -> bool:
         return self.verdict is Verdict.SUPPORTED
+
+    def as_data(self) -> dict[str, Any]:
+        """The verdict as plain data: verdict and value, and of a no also code, text and remedy."""
+        said = {"code": self.code, "text": self.text, "remedy": self.remedy}
+        shown = {"verdict": self.verdict.value, "value": _plain(self.value)}
+        return {**shown, **{key: value for key, value in said.items() if value}}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(" + ".join(str(_plain(part)) for part in entry) for entry in value)
+    return value
 
 
 def supported(value: object = None) -> Capability:
@@ -81,7 +132,11 @@ class Capabilities:
             stay on the CPU where its plan is staged, while a pool that a kernel moves gets its own on the
             device. Without it they go to the device, so that its backups are not staged.
         kernel_rows: a kernel can move its rows through the pointer tables.
-        kernel_pointer_domain: ``device`` or ``raw``: what the pool's kernel tables hold for host memory.
+        kernel_pointer_domain: what the pool's kernel tables hold for host memory; a :class:`PointerDomain`.
+        host_index_device: where the pool can take its host indices, per direction and io_backend; the value
+            is :data:`IndexPlaces`.
+        graph_capture: whether a transfer can be captured in a graph; a :class:`GraphCapture`.
+        row_alignment: the value is the largest power of two that divides the bytes of every row.
         strided_copy: rows of one page can be moved over layers by strided copies.
         token_granular: single tokens can be moved; the value is how many byte ranges one takes in a row.
         served_pairs: the (io_backend, layout) pairs; the value is a frozenset of them.
@@ -91,6 +146,9 @@ class Capabilities:
     per_pool_backup_indices: Capability = field(validator=v.instance_of(Capability))
     kernel_rows: Capability = field(validator=v.instance_of(Capability))
     kernel_pointer_domain: Capability = field(validator=v.instance_of(Capability))
+    host_index_device: Capability = field(validator=v.instance_of(Capability))
+    graph_capture: Capability = field(validator=v.instance_of(Capability))
+    row_alignment: Capability = field(validator=v.instance_of(Capability))
     strided_copy: Capability = field(validator=v.instance_of(Capability))
     token_granular: Capability = field(validator=v.instance_of(Capability))
     served_pairs: Capability = field(validator=v.instance_of(Capability))
@@ -130,6 +188,9 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
             per_pool_backup_indices=nothing,
             kernel_rows=nothing,
             kernel_pointer_domain=nothing,
+            host_index_device=nothing,
+            graph_capture=nothing,
+            row_alignment=nothing,
             strided_copy=nothing,
             token_granular=token_granular(spec),
             served_pairs=supported(SERVED_PAIRS),
@@ -137,17 +198,39 @@ def default_capabilities(spec: PoolSpec, platform: Platform) -> Capabilities:
     kernels = _row_alignment(spec, KERNEL_ROW_ALIGNMENT, "a kernel")
     if not platform.has_kernels:
         kernels = unsupported(
-            "no-kernel", f"the core has no kernels for {platform.name}", "Install a plugin that brings them."
+            "no-kernel",
+            f"there are no kernels for {platform.name} here",
+            "Install what brings them: a plugin with a profile and a runtime, or triton where one serves.",
         )
     return Capabilities(
         staged_write_back=_row_alignment(spec, STAGED_ROW_ALIGNMENT, "staged write-back"),
         per_pool_backup_indices=supported(),
         kernel_rows=kernels,
-        kernel_pointer_domain=supported("raw" if platform.alias is Alias.NONE else "device"),
+        kernel_pointer_domain=supported(
+            PointerDomain.RAW if platform.alias is Alias.NONE else PointerDomain.DEVICE
+        ),
+        host_index_device=supported(_index_places(bool(kernels))),
+        graph_capture=unsupported(
+            "not-captured",
+            "a transfer checks its indices on the host, and may issue batch copies, which a capture refuses",
+            "Submit transfers outside of a capture.",
+        ),
+        row_alignment=supported(_alignment(spec)),
         strided_copy=supported(),
         token_granular=token_granular(spec),
         served_pairs=supported(SERVED_PAIRS),
     )
+
+
+def _index_places(kernels: bool) -> IndexPlaces:
+    """Copies read indices on the CPU, under either io_backend; kernels read them on the device."""
+    copies = {(way, io, IndexPlace.CPU) for way in DIRECTIONS for io in IO_BACKENDS}
+    return frozenset(copies | {(way, "kernel", IndexPlace.DEVICE) for way in DIRECTIONS if kernels})
+
+
+def _alignment(spec: PoolSpec) -> int:
+    common = math.gcd(*(buffer.row_bytes for buffer in spec.buffers))
+    return common & -common
 
 
 def token_granular(spec: PoolSpec) -> Capability:

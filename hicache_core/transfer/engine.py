@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from hicache_core.compat import DEFAULT_RING_BYTES
 from hicache_core.device.base import DeviceRuntime, Event, Stream
 from hicache_core.errors import DeviceError, StreamsStuckError, TransferError
 from hicache_core.memory.ledger import Ledger
 from hicache_core.transfer.pairs import SpacePairs
-from hicache_core.transfer.staging import DEFAULT_RING_BYTES, StagingRing
+from hicache_core.transfer.staging import StagingRing
 from hicache_core.transfer.ticket import Ticket
 from hicache_core.transfer.ways import PoolWays, Way
 

@@ -6,11 +6,10 @@ import threading
 
 import torch
 
+from hicache_core.compat import DEFAULT_RING_BYTES
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.memory.addresses import KernelRange
 from hicache_core.memory.ledger import Booking, Kind, Ledger
-
-DEFAULT_RING_BYTES = 64 << 20
 
 
 class StagingRing:

@@ -18,7 +18,6 @@ from hicache_core.device.base import (
     Stream,
 )
 from hicache_core.memory.tables import BufferTables, HostTable, KernelTable, PoolTables
-from hicache_core.spec.platform import CopyKind
 from hicache_core.spec.pool import PoolSpec
 from hicache_core.transfer.pairs import PagePairs
 from hicache_core.transfer.plan import Planner
@@ -57,8 +56,7 @@ class PoolWays:
 
 def copied_host_rows(tables: BufferTables, runtime: DeviceRuntime) -> HostTable | KernelTable:
     """The host rows as the runtime's copies want them: CPU addresses where every kind takes them."""
-    takes_host = {CopyKind.TWO_D, CopyKind.BATCH} <= runtime.platform.copy_accepts_host_address
-    return tables.host if takes_host else tables.host_kernel
+    return tables.host if runtime.platform.copies_take_host else tables.host_kernel
 
 
 class CopyWay:

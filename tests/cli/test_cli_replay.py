@@ -238,7 +238,7 @@ def test_kernel_on_layer_first_rows_is_refused_on_rocm(trace: Path) -> None:
     """With the pairs that do work."""
     result = hicache("replay", trace, *replay_options(platform="rocm-mi355x", layout="layer_first"))
     assert result.exit_code == 2
-    assert "[R3-kernel-layer-first]" in result.stderr
+    assert "[R3-not-opted-in]" in result.stderr
     assert "direct + layer_first" in result.stderr
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from hicache_core.compat import IndexPlace, Path, Query, solve, violations
+from hicache_core.compat import Member, Path, Query, solve, violations
 from hicache_core.errors import IncompatibleError
 from hicache_core.spec import (
     IO_BACKENDS,
     LAYOUTS,
     PLATFORMS,
     SERVED_PAIRS,
+    IndexPlace,
     PoolSpec,
     default_capabilities,
     platform_named,
@@ -30,18 +31,19 @@ COLUMNS = [(backend, layout) for backend in IO_BACKENDS for layout in LAYOUTS]
 PAIR, STAGED, LAYER_FIRST, NO_WAY = (
     "R1-served-pair",
     "R2-staged-write-back",
-    "R3-kernel-layer-first",
+    "R3-not-opted-in",
     "R5-no-way",
 )
+NO_KERNEL = "R9-no-kernel"
 ALIGNED = {
     "cpu-sim": ["yes", "yes", PAIR, "yes", PAIR, "yes"],
     "cuda": ["yes", "yes", PAIR, "yes", PAIR, "yes"],
     "cuda-wsl2": ["yes", "yes", PAIR, "yes", PAIR, "yes"],
     "rocm": [LAYER_FIRST, "yes", PAIR, "yes", PAIR, "yes"],
     "rocm-mi355x": [LAYER_FIRST, "yes", PAIR, "yes", PAIR, "yes"],
-    "npu": [NO_WAY, "yes", PAIR, "yes", PAIR, "yes"],
-    "musa": [NO_WAY, "yes", PAIR, "yes", PAIR, "yes"],
-    "xpu": [NO_WAY, "yes", PAIR, "yes", PAIR, "yes"],
+    "npu": [NO_KERNEL, "yes", PAIR, "yes", PAIR, "yes"],
+    "musa": [NO_KERNEL, "yes", PAIR, "yes", PAIR, "yes"],
+    "xpu": [NO_KERNEL, "yes", PAIR, "yes", PAIR, "yes"],
 }
 # Rows of 24 bytes: a multiple of 8, so kernels move them; not of 16, so staged write-back does not.
 ROWS_OF_24 = {
@@ -50,9 +52,9 @@ ROWS_OF_24 = {
     "cuda-wsl2": ["yes", "yes", PAIR, "yes", PAIR, "yes"],
     "rocm": [LAYER_FIRST, STAGED, PAIR, "yes", PAIR, "yes"],
     "rocm-mi355x": [LAYER_FIRST, STAGED, PAIR, "yes", PAIR, "yes"],
-    "npu": [NO_WAY, NO_WAY, PAIR, "yes", PAIR, "yes"],
-    "musa": [NO_WAY, NO_WAY, PAIR, "yes", PAIR, "yes"],
-    "xpu": [NO_WAY, NO_WAY, PAIR, "yes", PAIR, "yes"],
+    "npu": [NO_KERNEL, NO_KERNEL, PAIR, "yes", PAIR, "yes"],
+    "musa": [NO_KERNEL, NO_KERNEL, PAIR, "yes", PAIR, "yes"],
+    "xpu": [NO_KERNEL, NO_KERNEL, PAIR, "yes", PAIR, "yes"],
 }
 EXPECTED = [
     (row_bytes, platform, *column, outcome)
@@ -76,13 +78,15 @@ def _query(
         platform=facts,
         io_backend=backend,
         layout=layout,
-        pools=[(spec, default_capabilities(spec, facts).amended(can)) for spec in chosen],
+        pools=[
+            Member(spec=spec, capabilities=default_capabilities(spec, facts).amended(can)) for spec in chosen
+        ],
         variant_platforms=variant,
     )
 
 
 def _rules(query: Query) -> list[str]:
-    return [violation.rule for violation in violations(query)]
+    return [violation.id for violation in violations(query)]
 
 
 @pytest.mark.parametrize(("row_bytes", "platform", "backend", "layout", "outcome"), EXPECTED)
@@ -109,7 +113,9 @@ def test_the_table_is_complete() -> None:
 
 WAYS = [
     ("cpu-sim", "kernel", "page_first", 48, (Path.STAGED, Path.KERNEL, True)),
-    ("cuda", "kernel", "page_first", 24, (Path.KERNEL, Path.KERNEL, False)),
+    ("cuda", "kernel", "page_first", 48, (Path.COPIES, Path.COPIES, True)),
+    ("cuda", "kernel", "page_first", 24, (Path.KERNEL, Path.COPIES, False)),
+    ("cpu-sim", "kernel", "page_first", 24, (Path.KERNEL, Path.KERNEL, False)),
     ("rocm", "kernel", "page_first", 48, (Path.STAGED, Path.COPIES, True)),
     ("rocm-mi355x", "kernel", "page_first", 48, (Path.STAGED, Path.COPIES, True)),
     ("npu", "kernel", "page_first", 48, (Path.COPIES, Path.COPIES, True)),
@@ -144,7 +150,7 @@ def test_rocm_serves_layer_first_under_direct_only() -> None:
     """R3: the nearest pairs that work are named in the remedy."""
     assert _rules(_query("rocm", "direct", "layer_first")) == []
     (refused,) = violations(_query("rocm", "kernel", "layer_first"))
-    assert refused.rule == LAYER_FIRST
+    assert refused.id == LAYER_FIRST
     assert "direct + layer_first" in refused.remedy
     assert "kernel + page_first" in refused.remedy
 
@@ -161,7 +167,7 @@ def test_rocm_serves_layer_first_under_direct_only() -> None:
 def test_a_pair_that_is_not_served_names_one_that_is(backend: str, layout: str, remedy: str) -> None:
     """R1: also for names that do not exist; nothing is rewritten."""
     (refused,) = violations(_query("cuda", backend, layout))
-    assert refused.rule == PAIR
+    assert refused.id == PAIR
     assert refused.pool == ""
     assert remedy in refused.remedy
     assert backend in refused.got
@@ -174,7 +180,7 @@ def test_a_family_may_serve_fewer_pairs() -> None:
         "cuda", "direct", "layer_first", served_pairs=supported(frozenset({("kernel", "page_first")}))
     )
     (refused,) = violations(query)
-    assert (refused.rule, refused.pool) == (PAIR, "kv")
+    assert (refused.id, refused.pool) == (PAIR, "kv")
     assert "kernel + page_first" in refused.expected
 
 
@@ -183,7 +189,7 @@ def test_a_pool_without_staged_write_back_blocks_rocm_and_says_why() -> None:
     lacking = unsupported("own-kernel", "its rows are swizzled", "Use direct.")
     query = _query("rocm", "kernel", "page_first", staged_write_back=lacking)
     (refused,) = violations(query)
-    assert (refused.rule, refused.pool) == (STAGED, "kv")
+    assert (refused.id, refused.pool) == (STAGED, "kv")
     assert "own-kernel: its rows are swizzled" in refused.expected
     assert refused.remedy == "Use direct."
     assert _rules(_query("cuda", "kernel", "page_first", staged_write_back=lacking)) == []
@@ -195,14 +201,15 @@ def test_a_pool_without_index_routing_is_not_staged() -> None:
     plan = solve(_query("cuda", "kernel", "page_first", per_pool_backup_indices=lacking)).pools["kv"]
     assert (plan.backup, plan.staged, plan.backup_host_indices) == (Path.KERNEL, False, IndexPlace.DEVICE)
     (refused,) = violations(_query("rocm", "kernel", "page_first", per_pool_backup_indices=lacking))
-    assert (refused.rule, refused.pool) == (STAGED, "kv")
+    assert (refused.id, refused.pool) == (STAGED, "kv")
     assert "group-wide: its writer reads indices of the device" in refused.expected
 
 
 @pytest.mark.parametrize(
     ("platform", "backend", "layout", "backup", "load"),
     [
-        ("cuda", "kernel", "page_first", IndexPlace.CPU, IndexPlace.DEVICE),
+        ("cpu-sim", "kernel", "page_first", IndexPlace.CPU, IndexPlace.DEVICE),
+        ("cuda", "kernel", "page_first", IndexPlace.CPU, IndexPlace.CPU),
         ("rocm", "kernel", "page_first", IndexPlace.CPU, IndexPlace.CPU),
         ("cuda", "kernel", "layer_first", IndexPlace.DEVICE, IndexPlace.DEVICE),
         ("cuda", "direct", "layer_first", IndexPlace.CPU, IndexPlace.CPU),
@@ -220,7 +227,7 @@ def test_a_plan_says_where_host_indices_are_read(
 def test_each_pool_is_judged_by_itself() -> None:
     """R2, I44: one pool that is not staged does not make another unstaged."""
     specs = pool_spec(48), pool_spec(24, pool="odd", anchor=False)
-    assert [(v.rule, v.pool) for v in violations(_query("rocm", "kernel", "page_first", *specs))] == [
+    assert [(v.id, v.pool) for v in violations(_query("rocm", "kernel", "page_first", *specs))] == [
         (STAGED, "odd")
     ]
     plan = solve(_query("cuda", "kernel", "page_first", *specs))
@@ -245,7 +252,7 @@ def test_one_page_size_an_index_space() -> None:
     """R6: the pool that differs from the ones before it is named."""
     specs = pool_spec(48, page_slots=4), pool_spec(48, page_slots=8, pool="side", anchor=False)
     (refused,) = violations(_query("cuda", "direct", "layer_first", *specs))
-    assert (refused.rule, refused.pool) == ("R6-page-size", "side")
+    assert (refused.id, refused.pool) == ("R6-page-size", "side")
 
 
 @pytest.mark.parametrize("anchors", [(), ("a", "b"), ("a", "b", "c")])
@@ -253,7 +260,7 @@ def test_a_group_has_exactly_one_anchor(anchors: tuple[str, ...]) -> None:
     """R6: none, and more than one, are refused; the names are listed."""
     specs = [pool_spec(48, pool=name, anchor=name in anchors) for name in ("a", "b", "c")]
     (refused,) = violations(_query("cuda", "direct", "layer_first", *specs))
-    assert refused.rule == "R6-anchor"
+    assert refused.id == "R6-anchor"
     assert all(f"'{name}'" in refused.got for name in anchors)
 
 
@@ -267,7 +274,7 @@ def test_a_variant_lists_its_platforms() -> None:
     """R7: a variant that does not exist on the platform is refused; None asks nothing."""
     assert _rules(_query("cuda", "direct", "layer_first", variant=["cuda", "rocm"])) == []
     (refused,) = violations(_query("npu", "direct", "layer_first", variant=["cuda", "rocm"]))
-    assert refused.rule == "R7-variant-platform"
+    assert refused.id == "R7-variant-platform"
     assert "cuda, rocm" in refused.got
     assert _rules(_query("npu", "direct", "layer_first", variant=[])) == ["R7-variant-platform"]
 
@@ -286,7 +293,7 @@ def test_every_violation_is_listed_at_once() -> None:
     assert caught.value.who == "test"
     found = caught.value.violations
     assert found == violations(query)
-    assert sorted((v.rule, v.pool) for v in violations(query)) == [
+    assert sorted((v.id, v.pool) for v in violations(query)) == [
         (LAYER_FIRST, ""),
         (NO_WAY, "a"),
         (NO_WAY, "b"),
@@ -297,7 +304,7 @@ def test_every_violation_is_listed_at_once() -> None:
     ]
     for violation in violations(query):
         assert violation.remedy in caught.value.remedy
-        assert f"[{violation.rule}]" in str(caught.value)
+        assert f"[{violation.id}]" in str(caught.value)
 
 
 def test_a_pair_that_is_not_served_hides_no_other_rule_of_the_group() -> None:

@@ -78,7 +78,7 @@ def test_a_derived_pool_has_its_sources_pages() -> None:
     pools = [_pool("kv", _space("main"), 8, runtime, anchor=True), _pool("d", _space("main"), 7, runtime)]
     with pytest.raises(IncompatibleError) as caught:
         HostGroup(pools)
-    assert [v.rule for v in caught.value.violations if hasattr(v, "rule")] == ["R6-derived-pages"]
+    assert [v.id for v in caught.value.violations if hasattr(v, "id")] == ["R6-derived-pages"]
 
 
 def test_group_allocation_goes_anchor_first_then_by_name() -> None:

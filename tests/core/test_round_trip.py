@@ -246,8 +246,8 @@ def test_selection_covers_every_pair_of_values() -> None:
 ODD_ROWS_REFUSED = {
     **{(p, pair, 17): {"R5-no-way"} for p in ("cpu-sim", "cuda", "cuda-wsl2") for pair in PAIRS[:2]},
     **{(p, PAIRS[1], n): {"R2-staged-write-back"} for p in ("rocm", "rocm-mi355x") for n in (17, 24)},
-    **{(p, PAIRS[0], 17): {"R3-kernel-layer-first", "R5-no-way"} for p in ("rocm", "rocm-mi355x")},
-    **{(p, PAIRS[0], 24): {"R3-kernel-layer-first"} for p in ("rocm", "rocm-mi355x")},
+    **{(p, PAIRS[0], 17): {"R3-not-opted-in", "R5-no-way"} for p in ("rocm", "rocm-mi355x")},
+    **{(p, PAIRS[0], 24): {"R3-not-opted-in"} for p in ("rocm", "rocm-mi355x")},
 }
 
 
@@ -265,7 +265,7 @@ def test_rows_of_odd_sizes_are_served_or_refused(
     if rules:
         with pytest.raises(IncompatibleError) as caught:
             Rig([spec], config, runtime)
-        assert {getattr(violation, "rule", None) for violation in caught.value.violations} == rules
+        assert {getattr(violation, "id", None) for violation in caught.value.violations} == rules
         assert not runtime.memory.registrations
         return
     with Rig([spec], config, runtime, options=DeviceOptions(pages=6, gap_bytes=3)) as rig:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from attrs import field, frozen
 
-from hicache_core.compat import IndexPlace, PoolPlan
+from hicache_core.compat import PoolPlan
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.base import BatchCopies, GatherUnits, Int64Array, MoveRows, StridedCopies
 from hicache_core.device.sim import SimRuntime
 from hicache_core.spec import (
     Capabilities,
+    IndexPlace,
     Platform,
     PoolSpec,
     default_capabilities,
@@ -122,7 +123,7 @@ def make_routed() -> Iterator[MakeRouted]:
         ]
         config = ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=8, ring_bytes=4096)
         registry = registry_of(specs, hicache_declare_capabilities=_declare)
-        rig = Rig(specs, config, RecordingRuntime(platform_named("cuda"), seed=5), registry=registry)
+        rig = Rig(specs, config, RecordingRuntime(platform_named("cpu-sim"), seed=5), registry=registry)
         rig.allocate(8)
         rig.poison_host()
         made.append(rig)

@@ -71,7 +71,7 @@ def refusals(variant: Variant, platform: str, pair: tuple[str, str]) -> set[tupl
         return {("R1-served-pair", "")}
     found = set()
     if platform in ROCM and pair == ("kernel", "layer_first"):
-        found.add(("R3-kernel-layer-first", ""))
+        found.add(("R3-not-opted-in", ""))
     if pair[1] == "layer_first":
         found |= {("R1-served-pair", pool.pool) for pool in variant.pools if pool.family == STATE_FAMILY}
     return found

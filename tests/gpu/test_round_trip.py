@@ -142,7 +142,7 @@ def test_a_pair_that_needs_a_kernel_is_refused_at_construction(cuda: CudaRuntime
     config = ControllerConfig(io_backend="kernel", layout="layer_first", host_pages=4)
     with pytest.raises(IncompatibleError) as caught:
         Rig([pool_spec(64)], config, cuda)
-    assert [v.rule for v in caught.value.violations] == ["R5-no-way"]
+    assert [v.id for v in caught.value.violations] == ["R5-no-way"]
 
 
 def test_a_tensor_of_the_host_is_refused(cuda: CudaRuntime) -> None:

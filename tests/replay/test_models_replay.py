@@ -121,7 +121,7 @@ def test_walk_hits_and_evicts_on_both_tiers() -> None:
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3", "deepseek-v4-flash"])
 def test_kernel_on_layer_first_rows_is_refused_on_rocm(model: str, platform: str) -> None:
     """A kernel would dereference host rows; the solver says so before anything is allocated."""
-    assert rules(model, None, platform, KERNEL_LAYER_FIRST) == ["R3-kernel-layer-first"]
+    assert rules(model, None, platform, KERNEL_LAYER_FIRST) == ["R3-not-opted-in"]
 
 
 @pytest.mark.parametrize("pair", UNSERVED)

@@ -206,7 +206,7 @@ def test_uneven_rows_are_served_by_direct_alone(registry: PluginRegistry, pool: 
     with pytest.raises(IncompatibleError) as caught:
         Rig([spec], _config(STAGED_PAIR), _runtime(platform), registry=registry)
     (violation,) = caught.value.violations
-    assert violation.rule == ("R2-staged-write-back" if platform.startswith("rocm") else "R5-no-way")
+    assert violation.id == ("R2-staged-write-back" if platform.startswith("rocm") else "R5-no-way")
 
 
 @pytest.mark.parametrize("pair", [("kernel", "layer_first"), ("direct", "layer_first")], ids=" + ".join)
@@ -215,5 +215,5 @@ def test_layer_first_is_refused(registry: PluginRegistry, pair: tuple[str, str])
     with pytest.raises(IncompatibleError) as caught:
         Rig([_declared(registry, STATES)], _config(pair), _runtime("cpu-sim"), registry=registry)
     (violation,) = caught.value.violations
-    assert (violation.rule, violation.pool) == ("R1-served-pair", "states")
+    assert (violation.id, violation.pool) == ("R1-served-pair", "states")
     assert all(" + ".join(served) in str(violation) for served in PAIRS)

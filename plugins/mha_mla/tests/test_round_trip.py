@@ -146,7 +146,7 @@ def test_a_kernel_is_refused_for_scale_rows_of_four_bytes(
     with pytest.raises(IncompatibleError) as caught:
         Rig([spec], _config(PAIRS[0]), SimRuntime(platform_named(platform)), registry=registry)
     assert caught.value.code == "incompatible"
-    assert [(v.rule, v.pool) for v in caught.value.violations] == [(rule, "rows")]
+    assert [(v.id, v.pool) for v in caught.value.violations] == [(rule, "rows")]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
