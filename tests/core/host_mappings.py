@@ -57,8 +57,18 @@ def our_mappings() -> list[Mapping]:
 
 
 def our_bytes() -> int:
-    """Bytes of host memory that the core has mapped."""
-    return sum(mapping.size for mapping in our_mappings())
+    """Bytes of host memory that the core has mapped; as :func:`our_mappings`, and faster."""
+    total = size = 0
+    name = ""
+    with open("/proc/self/smaps", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("Size:"):
+                size = int(line.split()[1]) << 10
+            elif line.startswith("VmFlags:"):
+                total += size if " dc" in line or f"memfd:{MEMFD_NAME}" in name else 0
+            elif line[0] in "0123456789abcdef":
+                name = line
+    return total
 
 
 def flags_at(address: int) -> tuple[str, ...]:
