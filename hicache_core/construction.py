@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
+from attrs import validators as v
 
 from hicache_core.compat import DEFAULT_RING_BYTES, Member, Query
 from hicache_core.device_pool import DevicePool
 from hicache_core.errors import SpecError
-from hicache_core.memory.host import MAX_REGISTRATION_BYTES
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import Platform
 from hicache_core.spec.checks import whole
@@ -28,7 +29,7 @@ class ControllerConfig:
         layer_count: layers of the stage; loads have a completion mark for each. 0 takes those up to the
             highest that a pool names.
         ring_bytes: budget of the staging ring of a device.
-        max_registration_bytes: largest registration that is tried.
+        memory: how host memory is obtained, populated and registered.
         allow_kernel_layer_first: take kernel + layer_first where the platform serves it on request only,
             after a probe.
         probe: move pages of every pool there and back before the first request, and compare them.
@@ -41,7 +42,7 @@ class ControllerConfig:
     first_layer: int = field(default=0, validator=whole(0))
     layer_count: int = field(default=0, validator=whole(0))
     ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
-    max_registration_bytes: int = field(default=MAX_REGISTRATION_BYTES, validator=whole(1))
+    memory: MemoryOptions = field(factory=MemoryOptions, validator=v.instance_of(MemoryOptions))
     allow_kernel_layer_first: bool = False
     probe: bool = True
 

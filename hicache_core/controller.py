@@ -6,7 +6,6 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from hicache_core import construction
@@ -18,6 +17,9 @@ from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
 from hicache_core.errors import PairingError
 from hicache_core.events import DecisionLog
 from hicache_core.group import HostGroup
+from hicache_core.memory.allocation import BUILT_IN
+from hicache_core.memory.host import destroy_after
+from hicache_core.memory.ledger import Ledger
 from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import HostPool
@@ -47,11 +49,14 @@ class Controller:
         runtime: the runtime of the device.
         registry: the plugins that own the families.
         device: ordinal of the device.
+        ledger: the books of the process, where host memory and staging are booked; None for new ones.
 
     Raises:
         IncompatibleError: the combination cannot work; carries every reason.
         BufferMismatchError: device tensors are not what their declaration says.
         HostMemoryError: host memory was refused; nothing is left behind.
+        OverBudgetError: a budget of the ledger does not hold it; nothing is left behind.
+        ProbeError: a pool does not move as it was declared and planned; nothing is left behind.
     """
 
     def __init__(
@@ -62,8 +67,10 @@ class Controller:
         registry: PluginRegistry,
         *,
         device: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.config = config
+        self.ledger = Ledger() if ledger is None else ledger
         self.runtime = runtime
         self.device = device
         self.decisions = DecisionLog()
@@ -81,19 +88,23 @@ class Controller:
         page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
         self.layers = construction.stage_layers(config, device_pools)
         groups = load_groups(self.layers, sum(page_bytes) // max(len(page_bytes), 1))
-        self.engine = Engine(runtime, device, groups, config.ring_bytes)
+        self.engine = Engine(runtime, device, groups, config.ring_bytes, self.ledger)
+        named = config.memory.allocator
+        self._allocator = None if named in BUILT_IN else registry.host_allocator(named)
         self._binder = Binder(registry, runtime, self.engine.ring, device)
         self.device_pages = construction.device_pages(device_pools)
-        with ExitStack() as undo:
-            pools = []
+        pools: list[HostPool] = []
+        try:
             for device_pool in device_pools:
                 pools.append(self._make(device_pool, host_pages[device_pool.spec.index_space.name]))
-                undo.callback(pools[-1].destroy)
                 self._binder.bind(pools[-1], self.plan)
             self.group = HostGroup(pools)
             for made in pools:
                 self._prove(made)
-            undo.pop_all()
+        except BaseException as error:
+            destroy_after(error, reversed(pools), who="controller")
+            self.engine.ring.release()
+            raise
         self._anchor_space = self.group.anchor_space
         self._attach()
         for made in pools:
@@ -105,7 +116,9 @@ class Controller:
             layout_named(self.config.layout),
             pages,
             self.runtime,
-            max_registration_bytes=self.config.max_registration_bytes,
+            memory=self.config.memory,
+            allocator=self._allocator,
+            ledger=self.ledger,
         )
 
     def _attach(self) -> None:
@@ -148,21 +161,24 @@ class Controller:
             SidecarError: a step failed; names it, with the error of the step as its cause. The group is what
                 it was and serves on.
         """
-        with self._joining, sidecar_steps(device_pool.spec, self.decisions) as enter, ExitStack() as undo:
+        with self._joining, sidecar_steps(device_pool.spec, self.decisions) as enter:
             enter("validate")
             plan, pages = self._validate(device_pool, host_pages)
             enter("allocate")
             pool = self._make(device_pool, pages)
-            undo.callback(pool.destroy)
-            enter("tables")
-            if not self.engine.ring.made:
-                undo.callback(self.engine.ring.release)
-            self._binder.bind(pool, plan)
-            enter("probe")
-            self._prove(pool)
-            enter("publish")
-            self._publish(pool, plan)
-            undo.pop_all()
+            ring_was_made = self.engine.ring.made
+            try:
+                enter("tables")
+                self._binder.bind(pool, plan)
+                enter("probe")
+                self._prove(pool)
+                enter("publish")
+                self._publish(pool, plan)
+            except BaseException as error:
+                destroy_after(error, [pool], who="register_sidecar")
+                if not ring_was_made:
+                    self.engine.ring.release()
+                raise
 
     def _validate(self, device_pool: DevicePool, host_pages: int | None) -> tuple[Plan, int]:
         """The plan of the group with a sidecar, and the sidecar's host pages; nothing has changed."""
@@ -317,7 +333,11 @@ class Controller:
             raise
 
     def close(self) -> None:
-        """Wait for all that was submitted, then release the host memory; a second call does nothing."""
+        """Wait for all that was submitted, then release the host memory; a second call does nothing.
+
+        Raises:
+            UnregisterError: some could not be unregistered and stays mapped; the rest is released.
+        """
         self.engine.close()
         self.group.destroy()
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from hicache_core.compat import Violation
 from hicache_core.errors import IncompatibleError, UnknownNameError
+from hicache_core.memory.host import destroy_all
 from hicache_core.memory.links import PageLinks
 from hicache_core.memory.slots import Int64Array, PageAllocator
 from hicache_core.pool import HostPool
@@ -152,9 +153,12 @@ class HostGroup:
         return int(np.flatnonzero(usable)[-1]) + 1 if usable.any() else 0
 
     def destroy(self) -> None:
-        """Unregister and release all host memory; a second call does nothing."""
-        for pool in reversed(self.pools):
-            pool.destroy()
+        """Unregister and release all host memory; a second call does nothing.
+
+        Raises:
+            UnregisterError: some could not be unregistered and stays mapped; the rest is released.
+        """
+        destroy_all(reversed(self.pools), who="host group")
 
 
 def _too_few_pages(pool: HostPool, source_pages: int) -> IncompatibleError:

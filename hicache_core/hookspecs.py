@@ -2,12 +2,12 @@
 
 Five hooks are asked of the plugin that owns a family, at construction: it implements the two that name
 families and declare pools; each of the others may answer None, and the core's default for strided rows
-serves. A plugin may bring platforms too, or nothing else.
+serves. A plugin may bring platforms or allocators of host memory too, or nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -17,6 +17,7 @@ from attrs import validators as v
 from hicache_core.spec.checks import name as a_name
 
 if TYPE_CHECKING:
+    from hicache_core.memory.allocation import HostAllocator
     from hicache_core.memory.tables import PoolTables
     from hicache_core.pool import HostPool, PoolBuffers
     from hicache_core.spec import Capabilities, Platform, PoolGeometry, PoolSpec
@@ -78,3 +79,9 @@ def hicache_build_pointer_table(spec: PoolSpec, buffers: PoolBuffers, device: An
 @hookspec(firstresult=True)
 def hicache_staged_write_back(pool: HostPool, device: Any) -> Writer | None:
     """A bound writer for the pool's backups under kernel + page_first. Asked at construction."""
+
+
+@hookspec
+def hicache_host_allocators() -> Mapping[str, HostAllocator]:
+    """Allocators of host memory by the name that options choose. Asked when the plugin is loaded."""
+    raise NotImplementedError

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from hicache_core import hookspecs
 from hicache_core.errors import HiCacheError, PluginError, SpecError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, ENTRY_POINT_GROUP, PROJECT, Family
+from hicache_core.memory.allocation import BUILT_IN, HostAllocator
 from hicache_core.spec import (
     PLATFORMS,
     Capabilities,
@@ -25,6 +26,7 @@ from hicache_core.spec import (
 _HOOK_PREFIX = f"{PROJECT}_"
 _POOL_HOOKS = ("hicache_pool_families", "hicache_pool_spec")
 _HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(_HOOK_PREFIX))
+_ALLOCATORS = "hicache_host_allocators"
 
 
 @frozen(kw_only=True)
@@ -36,6 +38,7 @@ class Plugin:
         distribution: name and version of its distribution, or empty where it was registered by hand.
         families: the families that it owns.
         hooks: the hooks that it implements.
+        allocators: the allocators of host memory that it brings, by name.
         platforms: the platform profiles that it brings.
     """
 
@@ -43,6 +46,7 @@ class Plugin:
     distribution: str
     families: tuple[Family, ...]
     hooks: tuple[str, ...]
+    allocators: Mapping[str, HostAllocator] = field(factory=dict, repr=False, eq=False)
     platforms: tuple[Platform, ...] = ()
     module: Any = field(repr=False, eq=False)
 
@@ -101,7 +105,7 @@ class PluginRegistry:
 
         Raises:
             PluginError: a name that is taken, an unknown hook, no hook, defaults in a hook's arguments, a
-                family that is taken, or an API version out of range.
+                family or allocator that is taken, or an API version out of range.
         """
         who = f"{name} ({distribution})" if distribution else name
         if name in self._plugins:
@@ -117,6 +121,7 @@ class PluginRegistry:
             self._manager.check_pending()
             families = self._families_of(module, who) if _POOL_HOOKS[0] in hooks else ()
             platforms = self._platforms_of(module, who) if "hicache_platforms" in hooks else ()
+            allocators = self._allocators_of(module, who) if _ALLOCATORS in hooks else {}
         except (Exception, SystemExit) as error:
             if self._manager.get_plugin(name) is not None:
                 self._manager.unregister(name=name)
@@ -130,6 +135,7 @@ class PluginRegistry:
             distribution=distribution,
             families=families,
             hooks=hooks,
+            allocators=allocators,
             platforms=platforms,
             module=module,
         )
@@ -156,11 +162,12 @@ class PluginRegistry:
                 f"marked hooks among {', '.join(_HOOKS)}",
                 "Correct the names and mark each with @hookimpl.",
             )
-        if not set(_POOL_HOOKS) <= set(marked) and marked != ["hicache_platforms"]:
+        alone = bool(marked) and set(marked) <= {"hicache_platforms", _ALLOCATORS}
+        if not alone and not set(_POOL_HOOKS) <= set(marked):
             raise _refusal(
                 who,
                 f"the hooks {marked}",
-                f"at least {' and '.join(_POOL_HOOKS)}, or hicache_platforms alone",
+                f"at least {' and '.join(_POOL_HOOKS)}, or hicache_platforms or {_ALLOCATORS} alone",
                 "Implement both.",
             )
         for hook in marked:
@@ -201,6 +208,45 @@ class PluginRegistry:
                     "Install a release of the plugin for this hicache-core.",
                 )
         return families
+
+    def _allocators_of(self, module: Any, who: str) -> Mapping[str, HostAllocator]:
+        brought = module.hicache_host_allocators()
+        usable = isinstance(brought, Mapping) and all(
+            isinstance(name, str) and name and callable(getattr(allocator, "allocate", None))
+            for name, allocator in brought.items()
+        )
+        if not brought or not usable:
+            raise _refusal(
+                who,
+                f"{brought!r} as allocators",
+                "a mapping from names to objects with allocate(nbytes, who), at least one",
+                "Correct hicache_host_allocators.",
+            )
+        holders = {**dict.fromkeys(BUILT_IN, "the core"), **self._allocator_owners()}
+        for name in brought:
+            if name in holders:
+                raise _refusal(
+                    who,
+                    f"allocator '{name}', which {holders[name]} owns",
+                    "a name of an allocator that is free",
+                    "Rename the allocator, or uninstall one of the two.",
+                )
+        return dict(brought)
+
+    def _allocator_owners(self) -> dict[str, str]:
+        return {name: plugin.title for plugin in self.plugins for name in plugin.allocators}
+
+    def host_allocator(self, name: str) -> HostAllocator:
+        """The allocator of that name that a plugin brings; UnknownNameError naming those that exist."""
+        for plugin in self._plugins.values():
+            if name in plugin.allocators:
+                return plugin.allocators[name]
+        raise UnknownNameError(
+            who="plugins",
+            got=f"allocator '{name}'",
+            expected=f"one of {', '.join(sorted([*BUILT_IN, *self._allocator_owners()]))}",
+            remedy=f"Install the distribution that brings '{name}'.",
+        )
 
     def _platforms_of(self, module: Any, who: str) -> tuple[Platform, ...]:
         platforms = tuple(module.hicache_platforms())

@@ -11,15 +11,19 @@ from attrs import frozen
 from hicache_core.compat import Path, PoolPlan
 from hicache_core.device.base import DeviceRuntime, Stream
 from hicache_core.device_pool import DevicePool
-from hicache_core.errors import TransferError, UnknownNameError
+from hicache_core.errors import AddressError, TransferError, UnknownNameError
 from hicache_core.memory.addresses import Provenance
-from hicache_core.memory.host import MAX_REGISTRATION_BYTES, HostBuffer, HostMemory
+from hicache_core.memory.allocation import HostAllocator
+from hicache_core.memory.host import HostBuffer, HostMemory, destroy_after, destroy_all
+from hicache_core.memory.ledger import Ledger
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.tables import (
     BufferTables,
     KernelTable,
     PoolTables,
     host_kernel_table,
     host_table,
+    seen_from,
 )
 from hicache_core.spec import BufferSpec, Layout, PoolSpec, RowGrid
 from hicache_core.storage import PageStorage
@@ -28,6 +32,8 @@ from hicache_core.transfer.pairs import page_pairs
 from hicache_core.transfer.staging import StagingRing
 from hicache_core.transfer.tokens import TokenCopies
 from hicache_core.transfer.ways import CopyWay, KernelWay, PoolWays, StagedWay, Way
+
+_MEMORY = MemoryOptions()
 
 
 @frozen(kw_only=True, eq=False)
@@ -84,7 +90,7 @@ def build_pointer_tables(spec: PoolSpec, buffers: PoolBuffers, device: int) -> P
             host=host_table(b.memory.segments, b.grid, b.strides),
             host_kernel=host_kernel_table(
                 b.memory.segments,
-                [buffers.runtime.alias(segment.host, device) for segment in b.memory.segments],
+                [seen_from(segment, buffers.runtime, device) for segment in b.memory.segments],
                 b.grid,
                 b.strides,
                 device,
@@ -104,7 +110,9 @@ class HostPool:
         layout: the host layout.
         pages: host pages.
         runtime: the runtime that registers the memory.
-        max_registration_bytes: largest registration that is tried.
+        memory: how host memory is obtained, populated and registered.
+        allocator: what gives it; None for the core's allocator that ``memory`` names.
+        ledger: where it is booked; None for books of the pool's own.
 
     Attributes:
         tables, ways: set by :meth:`bind`; none before, and no ways after :meth:`destroy`.
@@ -122,7 +130,9 @@ class HostPool:
         pages: int,
         runtime: DeviceRuntime,
         *,
-        max_registration_bytes: int = MAX_REGISTRATION_BYTES,
+        memory: MemoryOptions = _MEMORY,
+        allocator: HostAllocator | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.spec = device_pool.spec
         self.device_pool = device_pool
@@ -141,18 +151,24 @@ class HostPool:
                 host_is_target=False,
             )
         )
+        obtain = functools.partial(
+            HostMemory,
+            runtime=runtime,
+            options=memory,
+            allocator=allocator,
+            ledger=Ledger() if ledger is None else ledger,
+        )
         made: list[HostBuffer] = []
         try:
             for buffer in self.spec.buffers:
-                made.append(self._make(buffer, layout, max_registration_bytes))
+                made.append(self._make(buffer, layout, obtain))
             self.buffers = tuple(made)
             self.storage = PageStorage(self.spec, layout, pages, self.buffers)
-        except BaseException:
-            for host_buffer in reversed(made):
-                host_buffer.memory.destroy()
+        except BaseException as error:
+            destroy_after(error, [b.memory for b in reversed(made)], who=f"pool '{self.spec.pool}'")
             raise
 
-    def _make(self, buffer: BufferSpec, layout: Layout, max_registration_bytes: int) -> HostBuffer:
+    def _make(self, buffer: BufferSpec, layout: Layout, obtain: Callable[..., HostMemory]) -> HostBuffer:
         grid = RowGrid(
             pages=self.pages,
             layers=self.spec.layers_of(buffer),
@@ -160,13 +176,7 @@ class HostPool:
             row_bytes=buffer.row_bytes,
         )
         strides = layout.strides(grid)
-        memory = HostMemory(
-            grid.nbytes,
-            strides.copy_unit,
-            self.runtime,
-            who=f"pool '{self.spec.pool}', {buffer.name}",
-            max_registration_bytes=max_registration_bytes,
-        )
+        memory = obtain(grid.nbytes, strides.copy_unit, who=f"pool '{self.spec.pool}', {buffer.name}")
         return HostBuffer(spec=buffer, grid=grid, strides=strides, memory=memory)
 
     @property
@@ -178,8 +188,24 @@ class HostPool:
         """What the pointer tables of this pool are made of."""
         return PoolBuffers(host=self.buffers, device=self.device_pool, runtime=self.runtime)
 
+    @property
+    def pageable(self) -> str:
+        """Why some of the pool's memory is not registered; empty where all of it is."""
+        return "; ".join(f"{b.spec.name}: {b.memory.pageable}" for b in self.buffers if b.memory.pageable)
+
     def bind(self, tables: PoolTables, plan: PoolPlan, ring: StagingRing, device: int) -> None:
-        """Give the pool its tables and the ways that the plan names."""
+        """Give the pool its tables and the ways that the plan names.
+
+        Raises:
+            AddressError: the plan names a kernel over host memory, and the pool's is pageable.
+        """
+        if self.pageable and Path.KERNEL in (plan.backup, plan.load):
+            raise AddressError(
+                who=f"pool '{self.spec.pool}'",
+                got=f"pageable memory ({self.pageable})",
+                expected="registered memory, since kernels would read or write it",
+                remedy="Choose io_backend 'direct', or let the memory be registered.",
+            )
         self.tables = tables
         self.staged = plan.staged
         self.ways = PoolWays(
@@ -239,11 +265,14 @@ class HostPool:
         return self.ways
 
     def destroy(self) -> None:
-        """Unregister and release the host memory; a second call does nothing."""
+        """Unregister and release the host memory; a second call does nothing.
+
+        Raises:
+            UnregisterError: some could not be unregistered and stays mapped; the rest is released.
+        """
         self.ways = None
         self.load_indices.forget()
-        for buffer in reversed(self.buffers):
-            buffer.memory.destroy()
+        destroy_all((b.memory for b in reversed(self.buffers)), who=f"pool '{self.spec.pool}'")
 
 
 def _copy_way(pool: HostPool, ring: StagingRing, device: int, host_is_target: bool) -> Way:

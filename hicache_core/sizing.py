@@ -247,7 +247,8 @@ def _check_least(request: SizeRequest, page_bytes: Mapping[str, int]) -> None:
     least = max([*shared, _ceil(rest / _rest_part(request)) if rest else 0])
     if request.host_bytes < least:
         short = least - request.host_bytes
-        shown = {key: format_bytes_like(n, request.shown_like) for key, n in (("short", short), ("least", least))}
+        figures = {"short": short, "least": least}
+        shown = {key: format_bytes_like(n, request.shown_like) for key, n in figures.items()}
         raise HostSizeError(
             who="host size",
             got=format_bytes_like(request.host_bytes, request.shown_like),

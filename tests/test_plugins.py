@@ -70,6 +70,32 @@ def _plugin(*families: str | Family, row_bytes: int = 64, **more: Any) -> _Modul
     return _Module({**hooks, **more})
 
 
+class _Allocator:
+    """Gives nothing; the registry only keeps it."""
+
+    def allocate(self, nbytes: int, who: str) -> Any:
+        """Never called."""
+        raise NotImplementedError
+
+
+ARENA = _Allocator()
+
+
+@hookimpl
+def _no_allocators() -> dict[str, _Allocator]:
+    return {}
+
+
+def _allocators(brought: Any, **more: Any) -> _Module:
+    """A plugin that brings allocators and no family."""
+
+    @hookimpl
+    def hicache_host_allocators() -> Any:
+        return brought
+
+    return _Module({"hicache_host_allocators": hicache_host_allocators, **more})
+
+
 class _Module:
     """Hooks as attributes of an object that is compared by identity, as modules are."""
 
@@ -128,6 +154,26 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: _plugin(hicache_pool_families=_broken_families),
         "RuntimeError: no families today",
     ),
+    "no allocator": (lambda: _allocators({}), "{} as allocators"),
+    "allocators that are none": (lambda: _allocators({"pool": object()}), "as allocators"),
+    "allocators without a name": (lambda: _allocators({"": _Allocator()}), "as allocators"),
+    "allocators in a list": (lambda: _allocators([_Allocator()]), "as allocators"),
+    "an allocator of the core": (
+        lambda: _allocators({"memfd": _Allocator()}),
+        "'memfd', which the core owns",
+    ),
+    "a taken allocator": (
+        lambda: _allocators({"new": _Allocator(), "arena": _Allocator()}),
+        "'arena', which one (one-dist 1.0) owns",
+    ),
+    "allocators and half a family": (
+        lambda: _allocators({"new": _Allocator()}, hicache_pool_families=lambda: [_family("new")]),
+        "without the hookimpl mark",
+    ),
+    "good families with a bad allocator": (
+        lambda: _plugin("new", hicache_host_allocators=_no_allocators),
+        "{} as allocators",
+    ),
     "families that are none": (lambda: _plugin(hicache_pool_families=_families_of_nothing), "AttributeError"),
 }
 
@@ -136,7 +182,8 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
 def registry() -> PluginRegistry:
     """A registry that holds one plugin with the family ``first``."""
     registry = PluginRegistry()
-    registry.register(_plugin("first"), name="one", distribution="one-dist 1.0")
+    plugin = _plugin("first", hicache_host_allocators=hookimpl(lambda: {"arena": ARENA}))
+    registry.register(plugin, name="one", distribution="one-dist 1.0")
     return registry
 
 
@@ -157,6 +204,29 @@ def test_a_refusal_names_the_plugin_and_changes_nothing(cause: str, registry: Pl
     assert sorted(registry.families) == ["first", "new"]
     assert registry.spec(_geometry("new")).buffers[0].row_bytes == 8
     assert registry.spec(_geometry("first")).buffers[0].row_bytes == 64
+
+
+def test_a_plugin_may_bring_allocators_alone(registry: PluginRegistry) -> None:
+    """It owns no family; its allocators are found by name beside those of the others."""
+    pool = _Allocator()
+    plugin = registry.register(_allocators({"pool": pool}), name="two")
+    assert (plugin.families, plugin.hooks) == ((), ("hicache_host_allocators",))
+    assert dict(plugin.allocators) == {"pool": pool}
+    assert registry.host_allocator("pool") is pool
+    assert registry.host_allocator("arena") is ARENA
+    assert sorted(registry.families) == ["first"]
+    assert registry.spec(_geometry("first")).buffers[0].row_bytes == 64
+
+
+def test_a_refused_plugin_leaves_no_allocator(registry: PluginRegistry) -> None:
+    """All or nothing: also where the allocators were good and a family was not."""
+    with pytest.raises(PluginError):
+        registry.register(
+            _plugin("first", hicache_host_allocators=hookimpl(lambda: {"new": _Allocator()})), name="two"
+        )
+    with pytest.raises(UnknownNameError) as caught:
+        registry.host_allocator("new")
+    assert "anonymous, arena, memfd" in caught.value.expected
 
 
 def test_a_taken_plugin_name_is_refused(registry: PluginRegistry) -> None:
@@ -193,7 +263,9 @@ def test_what_a_plugin_brought_can_be_listed(registry: PluginRegistry) -> None:
     (plugin,) = registry.plugins
     assert (plugin.name, plugin.distribution, plugin.title) == ("one", "one-dist 1.0", "one (one-dist 1.0)")
     assert [family.name for family in plugin.families] == ["first"]
-    assert set(plugin.hooks) == {"hicache_pool_families", "hicache_pool_spec"}
+    families = {"hicache_pool_families", "hicache_pool_spec"}
+    assert set(plugin.hooks) == {*families, "hicache_host_allocators"}
+    assert list(plugin.allocators) == ["arena"]
 
 
 def _declaring(code: str) -> object:

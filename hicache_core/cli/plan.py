@@ -363,9 +363,10 @@ def _print_totals(question: _Question, result: _Result, sizing: Sizing) -> None:
     ]
     if memory is not None:
         left = result.memory_left_bytes
+        rest = "does not fit" if left is None else format_bytes_like(left, memory.text)
         rows += [
             ("host memory", "", format_bytes_like(memory.nbytes, memory.text)),
             ("reserve", "", format_bytes_like(question.reserve.nbytes, memory.text)),
-            ("left on the host", "", "does not fit" if left is None else format_bytes_like(left, memory.text)),
+            ("left on the host", "", rest),
         ]
     print_table("in all", ["what", "one rank", f"all {ranks} of the host"], rows)

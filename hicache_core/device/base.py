@@ -12,7 +12,8 @@ import torch
 from attrs import define, field, frozen
 from attrs import validators as v
 
-from hicache_core.memory.addresses import HostRange, KernelRange
+from hicache_core.errors import AddressError
+from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
 from hicache_core.memory.tables import KernelTable
 from hicache_core.spec.platform import Platform
 from hicache_core.spec.pool import Span
@@ -95,6 +96,18 @@ class BatchCopies:
         runtime.batch_copies(self, stream)
 
 
+def _dereferenced(instance: object, attribute: Any, value: Any) -> None:
+    """A table of addresses that a device sees: pageable memory is for runtime copies alone."""
+    v.instance_of(KernelTable)(instance, attribute, value)
+    if getattr(value, "provenance", None) is Provenance.PAGEABLE:
+        raise AddressError(
+            who=f"{type(instance).__name__}.{attribute.name}",
+            got="addresses of pageable host memory",
+            expected="addresses that the device sees",
+            remedy="Register the memory, or move it by runtime copies.",
+        )
+
+
 @frozen(kw_only=True, eq=False)
 class GatherUnits:
     """One launch of the relayout kernel: rows of all layers, in the order of a page_first host page.
@@ -109,7 +122,7 @@ class GatherUnits:
         target: where the units go, one after another, in device memory.
     """
 
-    source: KernelTable = field(validator=v.instance_of(KernelTable))
+    source: KernelTable = field(validator=_dereferenced)
     pages: torch.Tensor
     first_unit: int
     units: int
@@ -126,8 +139,8 @@ class MoveRows:
         layers: the layers that move.
     """
 
-    target: KernelTable = field(validator=v.instance_of(KernelTable))
-    source: KernelTable = field(validator=v.instance_of(KernelTable))
+    target: KernelTable = field(validator=_dereferenced)
+    source: KernelTable = field(validator=_dereferenced)
     target_pages: torch.Tensor
     source_pages: torch.Tensor
     layers: range = field(factory=lambda: range(0))
@@ -148,8 +161,8 @@ class MoveTokens:
         row_tokens: tokens of one row.
     """
 
-    target: KernelTable = field(validator=v.instance_of(KernelTable))
-    source: KernelTable = field(validator=v.instance_of(KernelTable))
+    target: KernelTable = field(validator=_dereferenced)
+    source: KernelTable = field(validator=_dereferenced)
     target_tokens: torch.Tensor
     source_tokens: torch.Tensor
     layers: range

@@ -13,6 +13,7 @@ from hicache_core.device.base import BatchCopies, DeviceRuntime, StridedCopies
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.errors import DeviceError
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec.platform import PLATFORMS, Alias, CopyKind, Platform
 
 _RUNS, _RUN_BYTES = 8, 512
@@ -88,7 +89,7 @@ def probed(runtime: DeviceRuntime, device: int = 0) -> Platform:
         RegistrationError: the runtime registers nothing.
     """
     page = mmap.PAGESIZE
-    memory = HostMemory(2 * page, page, runtime, who="probe", max_registration_bytes=page)
+    memory = HostMemory(2 * page, page, runtime, who="probe", options=MemoryOptions(max_registration_bytes=page))
     try:
         memory.view[:] = np.random.default_rng(1).integers(0, 256, 2 * page, dtype=np.uint8)
         aliases = [runtime.alias(segment.host, device) for segment in memory.segments]

@@ -24,6 +24,8 @@ class Provenance(enum.Enum):
     """The runtime's device address of registered host memory."""
     RAW = "raw"
     """Host memory as it is, on platforms that register nothing."""
+    PAGEABLE = "pageable"
+    """The CPU address of memory that could not be registered: for runtime copies, refused to kernels."""
 
 
 def _inside(who: str, start: int, nbytes: int, offset: int, length: int) -> int:
@@ -56,6 +58,10 @@ class HostRange:
     def part(self, offset: int, nbytes: int) -> HostRange:
         """The run of ``nbytes`` that starts ``offset`` bytes in; AddressError where it leaves the range."""
         return HostRange(start=self.at(offset, nbytes), nbytes=nbytes)
+
+    def overlaps(self, other: HostRange) -> bool:
+        """Whether the two have an address in common."""
+        return self.start < other.start + other.nbytes and other.start < self.start + self.nbytes
 
 
 @frozen(kw_only=True)

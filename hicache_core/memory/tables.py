@@ -12,14 +12,16 @@ over the end of a registration, so a plan that splits pages at groups and layers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
+from attrs import validators as v
 
 from hicache_core.errors import AddressError
 from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
+from hicache_core.spec.checks import whole
 from hicache_core.spec.layout import RowGrid, Strides
 
 Int64Array = npt.NDArray[np.int64]
@@ -124,11 +126,31 @@ class Segment:
 
     Args:
         offset: byte of the buffer at which it starts.
-        host: its CPU addresses.
+        host: its CPU addresses; arithmetic on them does not leave the registration.
+        registered: whether it is one; False for pageable memory, which no kernel may be given.
     """
 
-    offset: int
-    host: HostRange
+    offset: int = field(validator=whole(0))
+    host: HostRange = field(validator=v.instance_of(HostRange))
+    registered: bool = field(default=True, validator=v.instance_of(bool))
+
+
+class Aliases(Protocol):
+    """What knows where a device sees registered memory; a device runtime does."""
+
+    def alias(self, host: HostRange, device: int) -> KernelRange:
+        """The addresses at which ``device`` sees a registered range."""
+
+
+def seen_from(segment: Segment, runtime: Aliases, device: int) -> KernelRange:
+    """Where ``device`` sees a segment: the runtime's alias, or the CPU addresses of pageable memory.
+
+    The latter have a provenance of their own, which launches refuse.
+    """
+    if segment.registered:
+        return runtime.alias(segment.host, device)
+    host = segment.host
+    return KernelRange(start=host.start, nbytes=host.nbytes, device=device, provenance=Provenance.PAGEABLE)
 
 
 class _SegmentGrid:
@@ -185,9 +207,16 @@ def host_kernel_table(
         device: ordinal of the device.
 
     Raises:
-        AddressError: a range is of another device or shorter than its segment.
+        AddressError: a range is of another device or shorter than its segment, or no range of a device.
     """
     for segment, seen in zip(segments, ranges, strict=True):
+        if not isinstance(seen, KernelRange):
+            raise AddressError(
+                who="pointer table",
+                got=f"{seen!r} for a segment at {segment.host.start:#x}",
+                expected="a KernelRange, as the device sees it",
+                remedy="Ask the runtime for the alias; a CPU address is not one.",
+            )
         if seen.device != device or seen.nbytes < segment.host.nbytes:
             raise AddressError(
                 who="pointer table",

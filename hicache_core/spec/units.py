@@ -41,8 +41,8 @@ def parse_bytes(text: str, *, who: str = "size") -> int:
         raise ByteSizeError(
             who=who,
             text=text,
-            expected="a number and one of KB, MB, GB, TB, PB (powers of 1000) or KiB, MiB, GiB, TiB, PiB (powers "
-            "of 1024), or whole bytes",
+            expected="a number and one of KB, MB, GB, TB, PB (powers of 1000) or KiB, MiB, GiB, TiB, PiB "
+            "(powers of 1024), or whole bytes",
             remedy="Write for example 64GiB, 1.5GB or 68719476736.",
         )
     return int(Fraction(found["number"]) * UNIT_BYTES[unit])

@@ -13,6 +13,7 @@ from attrs import frozen
 from hicache_core.compat import DEFAULT_RING_BYTES
 from hicache_core.device.base import DeviceRuntime, Event, Stream
 from hicache_core.errors import DeviceError, StreamsStuckError, TransferError
+from hicache_core.memory.ledger import Ledger
 from hicache_core.transfer.pairs import SpacePairs
 from hicache_core.transfer.staging import StagingRing
 from hicache_core.transfer.ticket import Ticket
@@ -79,6 +80,7 @@ class Engine:
         device: its ordinal.
         groups: model layers that a load moves together, ascending; each group has a mark.
         ring_bytes: budget of the staging ring.
+        ledger: where the ring is booked; None for books of its own.
     """
 
     def __init__(
@@ -87,8 +89,9 @@ class Engine:
         device: int,
         groups: Sequence[range],
         ring_bytes: int = DEFAULT_RING_BYTES,
+        ledger: Ledger | None = None,
     ) -> None:
-        self.ring = StagingRing(runtime, device, ring_bytes)
+        self.ring = StagingRing(runtime, device, ring_bytes, ledger)
         self._runtime = runtime
         self._device = device
         self._groups = tuple(groups)
@@ -199,10 +202,11 @@ class Engine:
         return self._closed
 
     def close(self) -> None:
-        """Take no more transfers, and wait for those that were submitted."""
+        """Take no more transfers, wait for those that were submitted, and let the staging ring go."""
         with self._lock:
             self._closed = True
         self.drain()
+        self.ring.release()
 
     def drain(self) -> None:
         """Wait for everything that was submitted."""

@@ -9,6 +9,7 @@ import torch
 from hicache_core.compat import DEFAULT_RING_BYTES
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.memory.addresses import KernelRange
+from hicache_core.memory.ledger import Booking, Kind, Ledger
 
 
 class StagingRing:
@@ -21,23 +22,24 @@ class StagingRing:
         runtime: the runtime that owns the device.
         device: ordinal of the device.
         nbytes: size, the budget for staging on that device.
+        ledger: where it is booked before it is made; None for books of its own.
     """
 
-    def __init__(self, runtime: DeviceRuntime, device: int, nbytes: int = DEFAULT_RING_BYTES) -> None:
+    def __init__(
+        self,
+        runtime: DeviceRuntime,
+        device: int,
+        nbytes: int = DEFAULT_RING_BYTES,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.nbytes = nbytes
         self._runtime = runtime
         self._device = device
         self._lock = threading.Lock()
         self._memory: torch.Tensor | None = None
         self._range: KernelRange | None = None
-
-    def range(self) -> KernelRange:
-        """The addresses of the ring."""
-        with self._lock:
-            if self._range is None:
-                self._memory = self._runtime.allocate(self.nbytes, self._device)
-                self._range = self._runtime.device_range(self._memory, self._device)
-            return self._range
+        self._ledger = Ledger() if ledger is None else ledger
+        self._booking: Booking | None = None
 
     @property
     def made(self) -> bool:
@@ -45,9 +47,31 @@ class StagingRing:
         return self._range is not None
 
     def release(self) -> None:
-        """Give the device memory back; nothing that uses it may be running."""
+        """Let the memory go once nothing runs over it; a second call does nothing."""
         with self._lock:
             self._memory = self._range = None
+            if self._booking is not None:
+                self._booking.release()
+                self._booking = None
+
+    def range(self) -> KernelRange:
+        """The addresses of the ring; OverBudgetError where the ledger does not hold it."""
+        with self._lock:
+            if self._range is None:
+                self._range = self._make()
+            return self._range
+
+    def _make(self) -> KernelRange:
+        who = f"staging ring of device {self._device}"
+        booking = self._ledger.book(who, self.nbytes, Kind.STAGING)
+        try:
+            self._memory = self._runtime.allocate(self.nbytes, self._device)
+            made = self._runtime.device_range(self._memory, self._device)
+        except BaseException:
+            booking.release()
+            raise
+        self._booking = booking
+        return made
 
     def rows(self, row_bytes: int) -> int:
         """Rows of ``row_bytes`` that fit at once; 0 where one row is larger than the ring."""

@@ -17,6 +17,7 @@ from hicache_core.device.sim.streams import SimStream
 from hicache_core.errors import DeviceFault
 from hicache_core.memory.addresses import Provenance
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.tables import KernelTable, host_kernel_table, host_table
 from hicache_core.spec import RowGrid, layout_named, platform_named
 from hicache_core.testing.oracle import distinct_bytes
@@ -45,6 +46,9 @@ def make_rig() -> Iterator[MakeRig]:
         device: int = 0,
         **config: Any,
     ) -> Rig:
+        limit = config.pop("max_registration_bytes", None)
+        if limit is not None:
+            config["memory"] = MemoryOptions(max_registration_bytes=limit)
         chosen = {"host_pages": 8, "ring_bytes": 4096, **config}
         rig = Rig(
             list(specs) or [pool_spec(48)],
@@ -68,7 +72,9 @@ class Machine:
         self, platform: str = "cpu-sim", *, devices: int = 1, seed: int = 0, faults: Faults | None = None
     ):
         self.runtime = SimRuntime(platform_named(platform), devices=devices, seed=seed, faults=faults)
-        self.memory = HostMemory(GRID.nbytes, ROW, self.runtime, who="test", max_registration_bytes=4096)
+        self.memory = HostMemory(
+            GRID.nbytes, ROW, self.runtime, who="test", options=MemoryOptions(max_registration_bytes=4096)
+        )
         self.memory.view[...] = distinct_bytes("host", nbytes=GRID.nbytes)
         self.strides = layout_named("page_first").strides(GRID)
         self.tensor = self.runtime.allocate(GRID.nbytes, 0)

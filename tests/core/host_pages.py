@@ -11,6 +11,7 @@ import numpy as np
 
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device_pool import DevicePool
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.pool import HostPool
 from hicache_core.spec import BufferSpec, IndexSpace, PoolSpec, RowUnit, layout_named, platform_named
 from hicache_core.testing.oracle import Bytes, HostShape, distinct_bytes, host_offset
@@ -66,7 +67,9 @@ def host_pool(
     """A pool of host rows alone, every byte of it distinct; aliases are not the CPU addresses."""
     runtime = SimRuntime(platform_named(platform))
     device = DevicePool(spec=spec)
-    pool = HostPool(device, layout_named(layout), pages, runtime, max_registration_bytes=limit)
+    pool = HostPool(
+        device, layout_named(layout), pages, runtime, memory=MemoryOptions(max_registration_bytes=limit)
+    )
     for b in pool.buffers:
         b.memory.view[...] = distinct_bytes("host", b.spec.name, nbytes=b.memory.view.size)
     return pool

@@ -11,6 +11,7 @@ from attrs import evolve
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import DeviceFault, IncompatibleError, PluginError, ProbeError
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec import PLATFORMS, Alias, RowUnit, platform_named
 from hicache_core.testing.rigs import DeviceOptions, Rig
 from hicache_core.testing.stand_ins import pool_spec, registry_of
@@ -35,7 +36,7 @@ def _config(pair: tuple[str, str] = KERNEL_PAGE_FIRST, *, probe: bool = True) ->
         host_pages=16,
         probe=probe,
         allow_kernel_layer_first=pair == KERNEL_LAYER_FIRST,
-        max_registration_bytes=8192,
+        memory=MemoryOptions(max_registration_bytes=8192),
     )
 
 

@@ -22,6 +22,7 @@ import hicache_mha_mla.plugin
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import IncompatibleError
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec, RowUnit, platform_named
 from hicache_core.testing.oracle import PagePair
@@ -191,7 +192,7 @@ def test_every_byte_arrives_and_no_other_changes(case: Case, monkeypatch: pytest
         layout=case.pair[1],
         host_pages=host_pages,
         ring_bytes=_ring_bytes(case, spec, len(pairs)),
-        max_registration_bytes=limit,
+        memory=MemoryOptions(max_registration_bytes=limit),
     )
     options = DeviceOptions(
         pages=device_pages,

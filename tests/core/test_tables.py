@@ -18,6 +18,7 @@ from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import AddressError, DeviceFault
 from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.tables import HostTable, KernelTable, Segment, host_kernel_table, host_table
 from hicache_core.spec import LAYOUTS, RowGrid, RowUnit, layout_named, platform_named
 from hicache_core.testing.oracle import HostShape, host_offset
@@ -49,7 +50,13 @@ def test_tables_hold_every_address(layout: str, page_rows: int, limit: int, plat
     grid = RowGrid(pages=3 * 256 // (3 * page_rows), layers=3, page_rows=page_rows, row_bytes=ROW_BYTES)
     strides = layout_named(layout).strides(grid)
     runtime = SimRuntime(platform_named(platform), seed=page_rows)
-    memory = HostMemory(grid.nbytes, strides.copy_unit, runtime, who="test", max_registration_bytes=limit)
+    memory = HostMemory(
+        grid.nbytes,
+        strides.copy_unit,
+        runtime,
+        who="test",
+        options=MemoryOptions(max_registration_bytes=limit),
+    )
     assert len(memory.segments) == {1 << 36: 1, 80_000: 3}.get(limit, len(memory.segments))
     assert limit > 1 or len(memory.segments) > 3
     aliases = [runtime.alias(segment.host, 0) for segment in memory.segments]
@@ -152,6 +159,19 @@ def test_alias_of_another_device_or_size_is_refused(device: int, nbytes: int) ->
         host_kernel_table(segments, [seen], grid, layout_named("page_first").strides(grid), 0)
 
 
+def test_kinds_of_addresses_do_not_stand_in_for_each_other_at_run_time() -> None:
+    """I30: a CPU range is no alias, and a segment is made of CPU addresses."""
+    grid = RowGrid(pages=16, layers=1, page_rows=1, row_bytes=256)
+    host = HostRange(start=1 << 20, nbytes=4096)
+    segments = [Segment(offset=0, host=host)]
+    strides = layout_named("page_first").strides(grid)
+    with pytest.raises(AddressError):
+        host_kernel_table(segments, [host], grid, strides, 0)  # type: ignore[list-item]
+    seen = KernelRange(start=1 << 24, nbytes=4096, device=0, provenance=Provenance.ALIAS)
+    with pytest.raises(TypeError):
+        Segment(offset=0, host=seen)  # type: ignore[arg-type]
+
+
 def test_segments_that_do_not_cover_the_buffer_are_refused() -> None:
     """I31: a row past the last segment has no address."""
     grid = RowGrid(pages=1, layers=32, page_rows=1, row_bytes=256)
@@ -242,6 +262,6 @@ def test_mypy_refuses_each_marked_line(tmp_path: Path) -> None:
         text=True,
     )
     reported = re.findall(r"bare_addresses\.py:(\d+): error: .*\[arg-type\]", done.stdout)
-    assert len(marked) == 11
+    assert len(marked) == 15
     assert {int(line) for line in reported} == marked, done.stdout + done.stderr
     assert done.stdout.count("error:") == len(reported)

@@ -16,6 +16,7 @@ from hicache_core.controller import ControllerConfig
 from hicache_core.device.base import BatchCopies
 from hicache_core.device.sim import Faults, SimRuntime
 from hicache_core.errors import AddressError, DeviceFault
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.tables import KernelTable
 from hicache_core.spec import BufferSpec, IndexSpace, PoolSpec, RowUnit, Span, platform_named
 from hicache_core.testing.rigs import DeviceOptions, Rig, differences
@@ -67,7 +68,10 @@ def token_rig(
     """A rig over a simulator with or without kernels, its host bytes distinct."""
     facts = evolve(platform_named(platform), has_kernels=kernels)
     config = ControllerConfig(
-        io_backend=pair[0], layout=pair[1], host_pages=pages[0], max_registration_bytes=limit
+        io_backend=pair[0],
+        layout=pair[1],
+        host_pages=pages[0],
+        memory=MemoryOptions(max_registration_bytes=limit),
     )
     chosen = options or DeviceOptions(pages=pages[1])
     with Rig([spec], config, SimRuntime(facts, faults=faults, **sim), options=chosen) as rig:

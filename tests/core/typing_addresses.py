@@ -10,7 +10,10 @@ import torch
 
 from hicache_core.device.base import DeviceRuntime, GatherUnits, MoveRows
 from hicache_core.memory.addresses import HostRange, KernelRange
-from hicache_core.memory.tables import BufferTables, HostTable, KernelTable, Segment
+from hicache_core.memory.ledger import Booking
+from hicache_core.memory.registration import Registrations
+from hicache_core.memory.tables import BufferTables, HostTable, KernelTable, Segment, host_kernel_table
+from hicache_core.spec.layout import RowGrid, Strides
 from hicache_core.transfer.plan import Planner
 
 
@@ -34,6 +37,22 @@ def registration_takes_no_kernel_range(runtime: DeviceRuntime, seen: KernelRange
     runtime.unregister(seen)  # type: ignore[arg-type]
     runtime.alias(seen, 0)  # type: ignore[arg-type]
     Segment(offset=0, host=seen)  # type: ignore[arg-type]
+
+
+def books_and_registrations_hold_cpu_addresses(
+    booking: Booking, registrations: Registrations, cpu: HostRange, seen: KernelRange
+) -> None:
+    """What is booked, remembered and unregistered is where the CPU sees it."""
+    booking.place(seen)  # type: ignore[arg-type]
+    registrations.add(seen)  # type: ignore[arg-type]
+    cpu.overlaps(seen)  # type: ignore[arg-type]
+
+
+def a_table_for_kernels_takes_what_the_device_sees(
+    segments: list[Segment], cpu: list[HostRange], grid: RowGrid, strides: Strides
+) -> None:
+    """The CPU addresses of the segments are no aliases."""
+    host_kernel_table(segments, cpu, grid, strides, 0)  # type: ignore[arg-type]
 
 
 def a_set_of_tables_keeps_its_sides(host: HostTable, kernel: KernelTable) -> None:

@@ -9,6 +9,7 @@ from hicache_core.controller import ControllerConfig
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.errors import DeviceError, RegistrationError
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.testing.oracle import POISON
 from hicache_core.testing.rigs import DeviceOptions, Rig
 from hicache_core.testing.stand_ins import pool_spec
@@ -155,7 +156,10 @@ def test_a_copy_across_two_registrations_is_refused_and_a_plan_makes_none(cuda: 
     """The bare call fails with 1; a backup of the same pages is split there and works."""
     spec = pool_spec(65536, page_slots=1, layer_ids=range(2))
     config = ControllerConfig(
-        io_backend="direct", layout="page_first_direct", host_pages=8, max_registration_bytes=4 * 131072
+        io_backend="direct",
+        layout="page_first_direct",
+        host_pages=8,
+        memory=MemoryOptions(max_registration_bytes=4 * 131072),
     )
     with Rig([spec], config, cuda, options=DeviceOptions(pages=8, slab=True)) as rig:
         host = rig.allocate(8)
@@ -166,9 +170,7 @@ def test_a_copy_across_two_registrations_is_refused_and_a_plan_makes_none(cuda: 
         device = rig.device_rows["kv"]["b0"].tensors[0].data_ptr()
         with pytest.raises(DeviceError) as caught:
             cuda._rt.check(
-                cuda._rt.copy_2d(
-                    start, tables.page_stride, device, 65536, 65536, 2, 4, across.cuda_stream
-                ),
+                cuda._rt.copy_2d(start, tables.page_stride, device, 65536, 65536, 2, 4, across.cuda_stream),
                 "copy across two registrations",
             )
         assert caught.value.rc == 1

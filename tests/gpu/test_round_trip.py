@@ -15,6 +15,7 @@ import torch
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.errors import AddressError, IncompatibleError
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.plugins import load_plugins
 from hicache_core.spec import IndexSpace, PoolGeometry, PoolSpec
 from hicache_core.testing.rigs import DeviceOptions, Rig, differences
@@ -86,7 +87,10 @@ def test_every_byte_goes_out_and_comes_back(
     limit = three_segments(spec, pair[1]) if segments == 3 else 1 << 36
     for options, (name, (hosts, sources, targets)) in itertools.product(LAYOUTS_OF_ROWS, PAGE_LISTS.items()):
         config = ControllerConfig(
-            io_backend=pair[0], layout=pair[1], host_pages=HOST_PAGES, max_registration_bytes=limit
+            io_backend=pair[0],
+            layout=pair[1],
+            host_pages=HOST_PAGES,
+            memory=MemoryOptions(max_registration_bytes=limit),
         )
         with Rig([spec], config, cuda, options=options) as rig:
             every = rig.allocate(HOST_PAGES)

@@ -14,6 +14,7 @@ from attrs import evolve
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.errors import IndexRangeError, UnsupportedTokensError
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec import BufferSpec, PoolSpec, RowUnit, Span
 from hicache_core.testing.rigs import DeviceOptions, Rig, differences
 from hicache_core.testing.stand_ins import pool_spec
@@ -44,7 +45,10 @@ def token_rig(cuda: CudaRuntime, rows: str, pair: tuple[str, str], gap: int) -> 
     """A rig whose host buffers have several registrations, its host bytes distinct."""
     spec, host_pages, device_pages = ROWS[rows]
     config = ControllerConfig(
-        io_backend=pair[0], layout=pair[1], host_pages=host_pages, max_registration_bytes=4096
+        io_backend=pair[0],
+        layout=pair[1],
+        host_pages=host_pages,
+        memory=MemoryOptions(max_registration_bytes=4096),
     )
     options = DeviceOptions(pages=device_pages, gap_bytes=gap, slab=not gap)
     with Rig([spec], config, cuda, options=options) as rig:
