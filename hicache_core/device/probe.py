@@ -89,7 +89,8 @@ def probed(runtime: DeviceRuntime, device: int = 0) -> Platform:
         RegistrationError: the runtime registers nothing.
     """
     page = mmap.PAGESIZE
-    memory = HostMemory(2 * page, page, runtime, who="probe", options=MemoryOptions(max_registration_bytes=page))
+    options = MemoryOptions(max_registration_bytes=page)
+    memory = HostMemory(2 * page, page, runtime, who="probe", options=options)
     try:
         memory.view[:] = np.random.default_rng(1).integers(0, 256, 2 * page, dtype=np.uint8)
         aliases = [runtime.alias(segment.host, device) for segment in memory.segments]

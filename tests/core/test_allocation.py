@@ -317,7 +317,7 @@ def test_the_same_memory_given_twice_is_refused_before_the_runtime_is_asked() ->
         HostMemory(2 * PAGE, 64, runtime, who="second", allocator=arena, ledger=ledger)
     assert (caught.value.who, caught.value.start) == ("second", arena.start)
     assert [entry.who for entry in ledger.snapshot()] == ["first"]
-    assert runtime._registration_calls == 1
+    assert runtime.registration_calls == 1
     memory.destroy()
 
 

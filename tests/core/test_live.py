@@ -68,10 +68,12 @@ def test_a_refused_sidecar_is_counted_each_time_and_logged_once(caplog: pytest.L
 def test_decisions_are_counted_across_threads() -> None:
     """No count is lost."""
     log = DecisionLog()
-    threads = [
-        threading.Thread(target=lambda: [log.record("code", "reason", pool="p") for _ in range(500)])
-        for _ in range(4)
-    ]
+
+    def many() -> None:
+        for _ in range(500):
+            log.record("code", "reason", pool="p")
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -61,7 +61,8 @@ def test_a_platform_of_a_third_party_keeps_its_own_profile() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")
 def test_a_machine_without_a_device_is_the_simulator() -> None:
     """In a process of its own, which had not imported torch before."""
-    code = "import sys; from hicache_core.spec import Platform as P; print('torch' in sys.modules, P.probe().name)"
+    code = "import sys; from hicache_core.spec import Platform; "
+    code += "print('torch' in sys.modules, Platform.probe().name)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )

@@ -198,7 +198,8 @@ class Failure:
 
 def _from_now_on(runtime: SimRuntime, faults: Mapping[str, int]) -> Faults:
     so_far = {"refuse_registration_at": runtime.registration_calls}
-    return Faults(**{name: at + so_far.get(name, runtime.copy_calls) for name, at in faults.items()})
+    counts: dict[str, Any] = {n: at + so_far.get(n, runtime.copy_calls) for n, at in faults.items()}
+    return Faults(**counts)
 
 
 def _same_rows(rig: Rig[SimRuntime], pool: DevicePool) -> DevicePool:
