@@ -56,6 +56,9 @@ class NativeEvent:
 class NativeRuntime:
     """The devices of one vendor that torch sees. Without kernels: what needs one is refused at construction.
 
+    A default stream has the handle 0, which the library takes for that of the current device; for another
+    device's, calls are made with that device current.
+
     Args:
         platform: facts about the devices, of a profile of the vendor.
         names: the vendor's runtime library.
@@ -68,9 +71,7 @@ class NativeRuntime:
 
     kernels = None
 
-    def __init__(
-        self, platform: Platform, names: LibraryNames, torch_side: TorchSide | None = None
-    ) -> None:
+    def __init__(self, platform: Platform, names: LibraryNames, torch_side: TorchSide | None = None) -> None:
         if platform.vendor != names.vendor:
             raise DeviceError(
                 who=names.prefix,
@@ -83,6 +84,7 @@ class NativeRuntime:
         self._prefix = names.prefix
         self._rt = RuntimeLibrary(self._torch.library, names)
         self._current_handle = self._torch.current_handle
+        self._current_device = self._torch.current_device
         self._events: dict[int, list[int]] = {}
         self._fences: dict[int, int] = {}
 
@@ -156,20 +158,24 @@ class NativeRuntime:
 
     def record(self, stream: Stream) -> NativeEvent:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
-        device = stream.device_index
+        device, handle = stream.device_index, stream.cuda_stream
         pool = self._events.get(device)
-        if pool:
-            return NativeEvent(self._rt, pool, stream.cuda_stream)
+        if pool and (handle or self._current_device() == device):
+            return NativeEvent(self._rt, pool, handle)
         pool = self._events.setdefault(device, [])
         # A new event belongs to the current device, and is recorded in streams of that device alone.
         with self._torch.on(device):
-            return NativeEvent(self._rt, pool, stream.cuda_stream)
+            return NativeEvent(self._rt, pool, handle)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; events of torch serve as well."""
+        handle = stream.cuda_stream
+        if not handle and self._is_elsewhere(stream):
+            with self._torch.on(stream.device_index):
+                self.wait_event(stream, event)
+            return
         theirs: Any = event
-        handle = event.handle if isinstance(event, NativeEvent) else theirs.cuda_event
-        self._rt.wait(stream.cuda_stream, handle)
+        self._rt.wait(handle, event.handle if isinstance(event, NativeEvent) else theirs.cuda_event)
 
     def wait_current(self, stream: Stream, device: int) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; the engine calls it under its lock."""
@@ -179,8 +185,16 @@ class NativeRuntime:
             with self._torch.on(device):
                 fence = self._fences[handle] = self._rt.new_event()
         # A wait takes the event as it is when it is submitted, so that one event serves all.
-        self._rt.record(fence, self._current_handle(device))
+        current = self._current_handle(device)
+        if current or self._current_device() == device:
+            self._rt.record(fence, current)
+        else:
+            with self._torch.on(device):
+                self._rt.record(fence, current)
         self._rt.wait(handle, fence)
+
+    def _is_elsewhere(self, stream: Stream) -> bool:
+        return self._current_device() != int(stream.device_index)
 
     def synchronize(self, stream: Stream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
@@ -194,6 +208,10 @@ class NativeRuntime:
     def strided_copies(self, copies: StridedCopies, stream: Stream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         handle = stream.cuda_stream
+        if not handle and self._is_elsewhere(stream):
+            with self._torch.on(stream.device_index):
+                self.strided_copies(copies, stream)
+            return
         if self.takes_batch(copies):
             self._rt.copy_2d_batch(copies, handle)
             return
@@ -207,6 +225,10 @@ class NativeRuntime:
     def batch_copies(self, copies: BatchCopies, stream: Stream) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         handle = stream.cuda_stream
+        if not handle and self._is_elsewhere(stream):
+            with self._torch.on(stream.device_index):
+                self.batch_copies(copies, stream)
+            return
         if len(copies) > _FEW_COPIES and self._rt.has_batch:
             self._rt.copy_batch(copies.targets, copies.sources, copies.sizes, handle)
             return

@@ -27,6 +27,9 @@ class TorchSide(Protocol):
     def current_handle(self, device: int, /) -> int:
         """The handle of the caller's current stream of ``device``, 0 for the default stream."""
 
+    def current_device(self) -> int:
+        """The ordinal of the caller's current device."""
+
     def on(self, device: int) -> AbstractContextManager[Any]:
         """A context in which ``device`` is the current one; the former one is current afterwards."""
 
@@ -71,6 +74,7 @@ class TorchDevices:
         self.library = path
         # torch.cuda.current_stream makes an object at each call, which takes 4 us.
         self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
 
     def on(self, device: int) -> AbstractContextManager[Any]:
         """See :class:`TorchSide`."""

@@ -362,3 +362,32 @@ def _gather(bench: Bench, addresses: list[int]) -> None:
     )
     assert code == 0
     bench.runtime.synchronize(bench.stream)
+
+
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_default_stream_is_that_of_its_own_device(
+    make_native: MakeNative, current: int, device: int
+) -> None:
+    """Its handle, 0, is every device's: copies, events and waits go to its device, whichever is current."""
+    machine = make_native()
+    runtime, stand_in = machine.runtime, machine.stand_in
+    default, other = runtime.current_stream(device), runtime.new_stream(device)
+    source, target = runtime.allocate(64, device), runtime.allocate(64, device)
+    source.copy_(torch.arange(64, dtype=torch.uint8))
+    target.fill_(POISON)
+    places = {"targets": np.array([target.data_ptr()]), "sources": np.array([source.data_ptr()])}
+    pitches = {"target_pitch": 32, "source_pitch": 32, "host_is_target": False}
+    with stand_in.on(current):
+        runtime.wait_event(default, runtime.record(other))
+        half = BatchCopies(**places, sizes=np.array([32]), host_is_target=False)
+        runtime.batch_copies(half, default)
+        runtime.strided_copies(StridedCopies(**places, widths=32, heights=2, **pitches), default)
+        runtime.record(default)
+        event = runtime.record(default)
+        assert [stand_in.queued(d) for d in (0, 1)] == [5 * (device == d) for d in (0, 1)]
+        runtime.wait_event(other, event)
+        runtime.wait_current(other, device)
+        runtime.synchronize(other)
+        assert stand_in.current_device() == current
+    assert torch.equal(target, source)

@@ -66,6 +66,15 @@ def test_every_byte_goes_there_and_back(make_native: MakeNative, rows: str, pair
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
+def test_the_second_device_is_served_as_the_first(make_native: MakeNative, pair: tuple[str, str]) -> None:
+    """Its own aliases, its own streams; the current device is 0 before and after."""
+    machine = make_native(SEED=3)
+    with rig_of(machine, ROWS["k and v"], pair, device=1) as rig:
+        rig.there_and_back()
+    assert machine.stand_in.current_device() == 0
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_pages_at_every_end_of_a_registration_arrive(make_native: MakeNative, pair: tuple[str, str]) -> None:
     """All host pages at once, in an order of their own: each cut lies inside what is moved."""
     machine = make_native(SEED=4)

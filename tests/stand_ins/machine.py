@@ -110,6 +110,10 @@ class StandIn:
         assert counted >= 0, f"no count {name}"
         return counted
 
+    def queued(self, device: int) -> int:
+        """How much waits in the default stream of a device."""
+        return self.count(f"queued_{device}")
+
     def current_handle(self, device: int, /) -> int:
         """See TorchSide."""
         return self.current_stream(device).cuda_stream

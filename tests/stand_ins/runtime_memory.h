@@ -231,8 +231,11 @@ __attribute__((visibility("default"))) const char *JOIN(PREFIX, GetErrorName)(in
 /* For tests: a count by name, -1 for a name that there is none of. */
 __attribute__((visibility("default"))) long long standInCount(const char *name)
 {
-    size_t live = 0, allocated = 0, queued = 0;
+    size_t live = 0, allocated = 0, queued = 0, by_default[DEVICES] = {0};
     pthread_mutex_lock(&lock);
+    for (int device = 0; device < DEVICES; device++)
+        for (Work *work = defaults[device].first; work; work = work->next)
+            by_default[device]++;
     for (int i = 0; i < MOST; i++) {
         live += registrations[i].host != NULL;
         allocated += allocations[i].start != NULL;
@@ -241,7 +244,8 @@ __attribute__((visibility("default"))) long long standInCount(const char *name)
     }
     const struct { const char *name; size_t count; } counts[] = {
         {"live_registrations", live}, {"live_mappings", distinct ? live * DEVICES : 0},
-        {"live_allocations", allocated}, {"queued", queued}, {"last_error", (size_t)last_error},
+        {"live_allocations", allocated}, {"queued", queued}, {"queued_0", by_default[0]},
+        {"queued_1", by_default[1]}, {"last_error", (size_t)last_error},
         {"register", calls.registers}, {"unregister", calls.unregisters}, {"alias", calls.aliases},
         {"copy", calls.copies}, {"copy_2d", calls.copies_2d}, {"batch", calls.batches},
         {"batch_3d", calls.batches_3d}, {"unregistered_in_use", calls.unregistered_in_use},
