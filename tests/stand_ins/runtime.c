@@ -43,6 +43,7 @@ enum {
     INVALID_DEVICE = 101, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
 };
+enum { PORTABLE = 1, MAPPED = 2 };
 enum { DEVICES = 2, MOST = 1024 };
 static const size_t ARENA_BYTES = (size_t)4 << 30;
 
@@ -59,7 +60,7 @@ typedef struct Work {
 } Work;
 typedef struct { int live, device, capturing; Work *first, *last; } Stream;
 typedef struct { uint8_t *start; size_t nbytes; int device; } Allocation;
-typedef struct { uint8_t *host, *alias[DEVICES]; size_t nbytes; } Registration;
+typedef struct { uint8_t *host, *alias[DEVICES]; size_t nbytes; unsigned flags; int device; } Registration;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int last_error, current_device;

@@ -68,7 +68,7 @@ API(HostRegister)(void *host, size_t nbytes, unsigned flags)
         return leave(INVALID_VALUE);
     if (calls.registers == register_fails_at || nbytes > register_fails_above)
         return leave(injected_error);
-    Registration *slot = NULL, fresh = {.host = host, .nbytes = nbytes};
+    Registration *slot = NULL, fresh = {host, {0}, nbytes, flags, current_device};
     for (int i = 0; i < MOST; i++) {
         Registration *r = &registrations[i];
         if (r->host && touches(page_start(&fresh), page_span(&fresh), page_start(r), page_span(r)))
@@ -127,6 +127,8 @@ API(HostGetDevicePointer)(void **seen, void *host, unsigned flags)
     for (int i = 0; seen && !flags && i < MOST; i++) {
         Registration *r = &registrations[i];
         if (r->host && inside(host, 1, r->host, r->nbytes)) {
+            if (!(r->flags & MAPPED) || (r->device != current_device && !(r->flags & PORTABLE)))
+                break;
             *seen = r->alias[current_device] + ((uint8_t *)host - r->host);
             return leave(SUCCESS);
         }
