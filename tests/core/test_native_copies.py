@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,69 +12,14 @@ import torch
 
 from hicache_core.device.base import BatchCopies, Event, StridedCopies
 from hicache_core.errors import AddressError, DeviceError
-from hicache_core.memory.host import HostMemory
 from hicache_core.spec import CopyKind
-from hicache_core.testing.oracle import POISON, Bytes, distinct_bytes
+from hicache_core.testing.oracle import POISON
+from tests.stand_ins.bench import CUT, PITCH, ROW, Bench
 from tests.stand_ins.build import BUILDS
 from tests.stand_ins.machine import CASES, OLDER, Case, NativeMachine, native_machine
 
 MakeNative = Callable[..., NativeMachine]
-CUT = mmap.PAGESIZE
-ROW, PITCH = 48, 80
 ALL = CASES | OLDER
-
-
-class Bench:
-    """Host memory in registrations of one page of the system, and as many bytes on device 0.
-
-    The host bytes are distinct, the device is poisoned; runs are named by their offsets.
-    """
-
-    def __init__(self, machine: NativeMachine, cuts: int = 4, limit: int = CUT) -> None:
-        self.machine = machine
-        self.runtime = machine.runtime
-        self.memory = HostMemory(cuts * CUT, 1, self.runtime, who="test", max_registration_bytes=limit)
-        self.memory.view[...] = distinct_bytes("host", nbytes=self.memory.view.size)
-        self.device = self.runtime.allocate(cuts * CUT, 0)
-        self.device.fill_(POISON)
-        self.stream = self.runtime.new_stream(0)
-
-    def host_address(self, offset: int, kind: CopyKind) -> int:
-        """Where a copy of that kind finds a host byte, by the facts of the platform."""
-        segment = next(s for s in self.memory.segments if s.offset <= offset < s.offset + s.host.nbytes)
-        takes_host = kind in self.runtime.platform.copy_accepts_host_address
-        start = segment.host.start if takes_host else self.runtime.alias(segment.host, 0).start
-        return start + offset - segment.offset
-
-    def batch(self, runs: Sequence[tuple[int, int, int]], kind: CopyKind) -> BatchCopies:
-        """Loads of (host offset, device offset, bytes)."""
-        columns = [
-            [self.device.data_ptr() + device for _, device, _ in runs],
-            [self.host_address(host, kind) for host, _, _ in runs],
-            [nbytes for _, _, nbytes in runs],
-        ]
-        targets, sources, sizes = (np.array(column, dtype=np.int64) for column in columns)
-        return BatchCopies(targets=targets, sources=sources, sizes=sizes, host_is_target=False)
-
-    def strided(self, runs: Sequence[tuple[int, int, int]], kind: CopyKind = CopyKind.TWO_D) -> StridedCopies:
-        """Loads of (host offset, device offset, height), rows of 48 bytes, 80 apart in host memory."""
-        return StridedCopies(
-            targets=np.array([self.device.data_ptr() + device for _, device, _ in runs], dtype=np.int64),
-            sources=np.array([self.host_address(host, kind) for host, _, _ in runs], dtype=np.int64),
-            widths=ROW,
-            heights=np.array([height for _, _, height in runs], dtype=np.int64),
-            target_pitch=ROW,
-            source_pitch=PITCH,
-            host_is_target=False,
-        )
-
-    def untouched(self) -> Bytes:
-        """What the device holds before anything ran."""
-        return np.full(self.device.numel(), POISON, dtype=np.uint8)
-
-    def device_is(self, expected: Bytes) -> bool:
-        """Whether every byte of the device is as expected."""
-        return np.array_equal(self.device.numpy(), expected)
 
 
 @pytest.fixture
@@ -376,13 +320,21 @@ def test_a_default_stream_is_that_of_its_own_device(
     source, target = runtime.allocate(64, device), runtime.allocate(64, device)
     source.copy_(torch.arange(64, dtype=torch.uint8))
     target.fill_(POISON)
-    places = {"targets": np.array([target.data_ptr()]), "sources": np.array([source.data_ptr()])}
-    pitches = {"target_pitch": 32, "source_pitch": 32, "host_is_target": False}
+    targets, sources = np.array([target.data_ptr()]), np.array([source.data_ptr()])
+    half = BatchCopies(targets=targets, sources=sources, sizes=np.array([32]), host_is_target=False)
+    both_halves = StridedCopies(
+        targets=targets,
+        sources=sources,
+        widths=32,
+        heights=2,
+        target_pitch=32,
+        source_pitch=32,
+        host_is_target=False,
+    )
     with stand_in.on(current):
         runtime.wait_event(default, runtime.record(other))
-        half = BatchCopies(**places, sizes=np.array([32]), host_is_target=False)
         runtime.batch_copies(half, default)
-        runtime.strided_copies(StridedCopies(**places, widths=32, heights=2, **pitches), default)
+        runtime.strided_copies(both_halves, default)
         runtime.record(default)
         event = runtime.record(default)
         assert [stand_in.queued(d) for d in (0, 1)] == [5 * (device == d) for d in (0, 1)]
