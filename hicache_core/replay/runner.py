@@ -11,6 +11,7 @@ from hicache_core.cache.policies import policy_named
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.device.cuda import CudaRuntime
+from hicache_core.device.hip import HipRuntime
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import TraceError, TransferError, UnknownNameError
 from hicache_core.memory.slots import Int64Array, PageAllocator
@@ -36,7 +37,15 @@ def _cuda(platform: Platform, seed: int) -> DeviceRuntime:
     return CudaRuntime(platform)
 
 
-_RUNTIMES: Mapping[str, Callable[[Platform, int], DeviceRuntime]] = {"sim": _sim, "cuda": _cuda}
+def _hip(platform: Platform, seed: int) -> DeviceRuntime:
+    return HipRuntime(platform)
+
+
+_RUNTIMES: Mapping[str, Callable[[Platform, int], DeviceRuntime]] = {
+    "sim": _sim,
+    "cuda": _cuda,
+    "hip": _hip,
+}
 
 
 def _runtime(config: ReplayConfig, platform: Platform) -> DeviceRuntime:

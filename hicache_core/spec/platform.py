@@ -135,7 +135,7 @@ PLATFORMS = {
 }
 
 
-DEVICES = ("sim", "cuda")
+DEVICES = ("sim", "cuda", "hip")
 """Device runtimes that the core brings; ``sim`` simulates the facts of any platform."""
 
 

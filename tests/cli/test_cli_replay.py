@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hicache_core.replay.rows import ReplayRows
 from hicache_core.replay.runner import Replay
@@ -273,6 +274,17 @@ def test_choice_that_does_not_exist_exits_with_2(trace: Path, wrong: dict[str, A
     result = hicache("replay", trace, *replay_options(**wrong))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr
+
+
+@pytest.mark.parametrize(("device", "platform"), [("cuda", "cuda"), ("hip", "rocm"), ("hip", "cuda")])
+def test_device_that_torch_was_not_built_for_exits_with_2(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, device: str, platform: str
+) -> None:
+    """As does a platform of another vendor; the reason names the device, and there is no result."""
+    monkeypatch.setattr(torch.version, device, None)
+    result = hicache("replay", trace, *replay_options(device=device, platform=platform))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"[device] {device}: " in result.stderr
 
 
 def test_wrong_byte_exits_with_1_and_is_reported(

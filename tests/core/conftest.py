@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from hicache_core.spec import RowGrid, layout_named, platform_named
 from hicache_core.testing.oracle import distinct_bytes
 from hicache_core.testing.rigs import DeviceOptions, Rig
 from hicache_core.testing.stand_ins import pool_spec
+from tests.stand_ins.machine import CASES, Case, NativeMachine, native_machine
 
 MakeRig = Callable[..., Rig]
 ROW = 64
@@ -178,3 +180,28 @@ def machine() -> Iterator[Callable[..., Machine]]:
     yield make
     for one in made:
         one.memory.destroy()
+
+
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    """A machine of each vendor, with aliases that are the CPU addresses and with others."""
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture
+def make_native(tmp_path: Path, case: Case) -> Iterator[Callable[..., NativeMachine]]:
+    """Makes machines of the stand-in; none is left with an error that the next call would find.
+
+    Nor was memory unregistered of which a copy was still to come.
+    """
+    made: list[NativeMachine] = []
+
+    def make(**settings: int) -> NativeMachine:
+        made.append(native_machine(case, tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        assert one.stand_in.count("last_error") == 0
+        assert one.stand_in.count("unregistered_in_use") == 0

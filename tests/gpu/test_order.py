@@ -171,7 +171,7 @@ def test_a_copy_across_two_registrations_is_refused_and_a_plan_makes_none(cuda: 
         with pytest.raises(DeviceError) as caught:
             cuda._rt.check(
                 cuda._rt.copy_2d(start, tables.page_stride, device, 65536, 65536, 2, 4, across.cuda_stream),
-                "copy across two registrations",
+                "Memcpy2DAsync across two registrations",
             )
         assert caught.value.rc == 1
         rig.controller.backup(rig.slots(host), rig.slots(range(8))).wait()
