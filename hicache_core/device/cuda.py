@@ -10,6 +10,7 @@ from attrs import evolve
 
 from hicache_core.device.base import BatchCopies, Event, Int64Array, StridedCopies
 from hicache_core.device.cudart import COPY_DEFAULT, CudaRt, loaded_library
+from hicache_core.device.kernels import Found, find_kernels
 from hicache_core.errors import AddressError, DeviceError, RegistrationError
 from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
 from hicache_core.spec.platform import PLATFORMS, Platform
@@ -54,7 +55,9 @@ class CudaEvent:
 
 
 class CudaRuntime:
-    """The CUDA devices that torch sees. It has no kernels yet: what needs one is refused at construction.
+    """The CUDA devices that torch sees, with kernels where Triton serves the current one.
+
+    Where ``kernels`` is None, ``kernels_reason`` says why, and what needs one is refused at construction.
 
     Args:
         platform: facts about the devices, of a profile of CUDA.
@@ -63,7 +66,6 @@ class CudaRuntime:
         DeviceError: torch sees no device or has not loaded the runtime library, or the platform is another's.
     """
 
-    kernels = None
     vendors = frozenset({"cuda"})
 
     def __init__(self, platform: Platform = PLATFORMS["cuda"]) -> None:
@@ -74,7 +76,6 @@ class CudaRuntime:
                 expected=f"a platform of {', '.join(self.vendors)}",
                 remedy="Give --platform cuda, or --device sim to simulate the platform.",
             )
-        self.platform = evolve(platform, has_kernels=False)
         if not torch.cuda.is_available():
             raise _absent("no CUDA device")
         torch.cuda.init()
@@ -86,6 +87,11 @@ class CudaRuntime:
         self._current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._events: dict[int, list[int]] = {}
         self._fences: dict[int, int] = {}
+        found = Found(reason=f"platform {platform.name} has none")
+        if platform.has_kernels:
+            found = find_kernels(self, torch.cuda.current_device())
+        self.kernels, self.kernels_reason = found.kernels, found.reason
+        self.platform = evolve(platform, has_kernels=found.kernels is not None)
 
     def register(self, host: HostRange) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; refused while a graph is being captured."""
@@ -133,9 +139,12 @@ class CudaRuntime:
         return tensor.untyped_storage().data_ptr()
 
     def upload(self, values: Int64Array, device: int, stream: torch.cuda.Stream) -> torch.Tensor:
-        """See :class:`~hicache_core.device.base.DeviceRuntime`."""
+        """See :class:`~hicache_core.device.base.DeviceRuntime`; what ``stream`` has is not waited for."""
+        # A copy from pageable memory would wait for everything that the stream has before it.
+        pinned = torch.empty(values.shape, dtype=torch.int64, pin_memory=True)
+        pinned.numpy()[...] = values
         with torch.cuda.stream(stream):
-            return torch.from_numpy(values.copy()).to(f"cuda:{device}")
+            return pinned.to(f"cuda:{device}", non_blocking=True)
 
     def new_stream(self, device: int) -> torch.cuda.Stream:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
