@@ -7,6 +7,7 @@ those of its lanes count from the program's own start and may be 32-bit.
 """
 
 # mypy: ignore-errors
+# fmt: off
 
 from __future__ import annotations
 
@@ -113,28 +114,14 @@ def gather_units(
 
 @triton.jit
 def move_rows(
-    target_bases,
-    target_first_pages,
-    target_groups,
-    target_search,
-    target_layers,
-    target_page_stride,
-    target_row_stride,
-    source_bases,
-    source_first_pages,
-    source_groups,
-    source_search,
-    source_layers,
-    source_page_stride,
-    source_row_stride,
-    target_pages,
-    source_pages,
-    first_layer,
-    layer_step,
+    target_bases, target_first_pages, target_groups, target_search, target_layers,
+    target_page_stride, target_row_stride,
+    source_bases, source_first_pages, source_groups, source_search, source_layers,
+    source_page_stride, source_row_stride,
+    target_pages, source_pages,
+    first_layer, layer_step,
     layer_count,
-    page_tiles,
-    page_vectors,
-    row_vectors,
+    page_tiles, page_vectors, row_vectors,
     VECTOR: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -153,25 +140,15 @@ def move_rows(
     row = start // row_vectors + column // row_vectors.to(tl.int32)
     inside = (column % row_vectors.to(tl.int32)).to(tl.int64) * VECTOR
     target = _row_addresses(
-        target_bases,
-        target_first_pages,
-        target_groups,
-        target_search,
-        target_layers,
-        target_page_stride,
-        target_row_stride,
+        target_bases, target_first_pages, target_groups, target_search, target_layers,
+        target_page_stride, target_row_stride,
         tl.load(_int64s(target_pages) + index),
         layer,
         row,
     )
     source = _row_addresses(
-        source_bases,
-        source_first_pages,
-        source_groups,
-        source_search,
-        source_layers,
-        source_page_stride,
-        source_row_stride,
+        source_bases, source_first_pages, source_groups, source_search, source_layers,
+        source_page_stride, source_row_stride,
         tl.load(_int64s(source_pages) + index),
         layer,
         row,
@@ -181,32 +158,18 @@ def move_rows(
 
 @triton.jit
 def move_tokens(
-    target_bases,
-    target_first_pages,
-    target_groups,
-    target_search,
-    target_layers,
-    target_page_stride,
-    target_row_stride,
+    target_bases, target_first_pages, target_groups, target_search, target_layers,
+    target_page_stride, target_row_stride,
     target_page_rows,
-    source_bases,
-    source_first_pages,
-    source_groups,
-    source_search,
-    source_layers,
-    source_page_stride,
-    source_row_stride,
+    source_bases, source_first_pages, source_groups, source_search, source_layers,
+    source_page_stride, source_row_stride,
     source_page_rows,
-    target_tokens,
-    source_tokens,
+    target_tokens, source_tokens,
     row_tokens,
-    first_layer,
-    layer_step,
+    first_layer, layer_step,
     layer_tiles,
     vectors,
-    span_offset,
-    span_stride,
-    span_vectors,
+    span_offset, span_stride, span_vectors,
     VECTOR: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -228,25 +191,15 @@ def move_tokens(
     frm = tl.where(kept, frm, 0)
     inside = span_offset + (column % span_vectors.to(tl.int32)).to(tl.int64) * VECTOR
     target = _row_addresses(
-        target_bases,
-        target_first_pages,
-        target_groups,
-        target_search,
-        target_layers,
-        target_page_stride,
-        target_row_stride,
+        target_bases, target_first_pages, target_groups, target_search, target_layers,
+        target_page_stride, target_row_stride,
         to // row_tokens // target_page_rows,
         layer,
         to // row_tokens % target_page_rows,
     )
     source = _row_addresses(
-        source_bases,
-        source_first_pages,
-        source_groups,
-        source_search,
-        source_layers,
-        source_page_stride,
-        source_row_stride,
+        source_bases, source_first_pages, source_groups, source_search, source_layers,
+        source_page_stride, source_row_stride,
         frm // row_tokens // source_page_rows,
         layer,
         frm // row_tokens % source_page_rows,
