@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -170,12 +171,27 @@ class MoveTokens:
     row_tokens: int
 
 
+class HostStores:
+    """Counts launches whose target is host memory, from whatever thread they come."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many there were."""
+        self._lock = threading.Lock()
+
+    def note(self, target: KernelTable | KernelRange) -> None:
+        """Count a launch that writes to ``target``, unless that is device memory."""
+        if target.provenance is not Provenance.DEVICE_MEMORY:
+            with self._lock:
+                self.count += 1
+
+
 class Kernels(Protocol):
     """The kernels of a runtime. They take tables and page or token numbers, never tensors of a pool."""
 
     @property
     def host_stores(self) -> int:
-        """Launches so far that store to host memory."""
+        """Launches so far whose target is host memory; a launch of nothing is none."""
 
     def gather_units(self, launch: GatherUnits, stream: Stream) -> None:
         """Gather rows of the device into a run of device memory."""

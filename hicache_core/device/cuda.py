@@ -9,7 +9,7 @@ from hicache_core.spec.platform import PLATFORMS, Platform
 
 
 class CudaRuntime(NativeRuntime):
-    """The CUDA devices that torch sees. It has no kernels yet: what needs one is refused at construction.
+    """The CUDA devices that torch sees, with kernels where Triton serves the current one.
 
     Args:
         platform: facts about the devices, of a profile of CUDA.

@@ -8,6 +8,7 @@ import torch
 from attrs import evolve
 
 from hicache_core.device.base import BatchCopies, Event, Int64Array, Stream, StridedCopies
+from hicache_core.device.kernels import Found
 from hicache_core.device.library import COPY_DEFAULT, LibraryNames, RuntimeLibrary
 from hicache_core.device.torch_side import TorchDevices, TorchSide
 from hicache_core.errors import AddressError, DeviceError, RegistrationError
@@ -54,7 +55,9 @@ class NativeEvent:
 
 
 class NativeRuntime:
-    """The devices of one vendor that torch sees. Without kernels: what needs one is refused at construction.
+    """The devices of one vendor that torch sees, with kernels where there are some for the current one.
+
+    Where ``kernels`` is None, ``kernels_reason`` says why, and what needs one is refused at construction.
 
     A default stream has the handle 0, which the library takes for that of the current device; for another
     device's, calls are made with that device current.
@@ -69,8 +72,6 @@ class NativeRuntime:
             not loaded the runtime library.
     """
 
-    kernels = None
-
     def __init__(self, platform: Platform, names: LibraryNames, torch_side: TorchSide | None = None) -> None:
         if platform.vendor != names.vendor:
             raise DeviceError(
@@ -79,7 +80,6 @@ class NativeRuntime:
                 expected=f"a platform of {names.vendor}",
                 remedy=f"Give --platform {names.vendor}, or --device sim to simulate the platform.",
             )
-        self.platform = evolve(platform, has_kernels=False)
         self._torch = torch_side or TorchDevices(names)
         self._prefix = names.prefix
         self._rt = RuntimeLibrary(self._torch.library, names)
@@ -87,6 +87,11 @@ class NativeRuntime:
         self._current_device = self._torch.current_device
         self._events: dict[int, list[int]] = {}
         self._fences: dict[int, int] = {}
+        found = Found(reason=f"platform {platform.name} has none")
+        if platform.has_kernels:
+            found = self._torch.find_kernels(self)
+        self.kernels, self.kernels_reason = found.kernels, found.reason
+        self.platform = evolve(platform, has_kernels=found.kernels is not None)
 
     def register(self, host: HostRange) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; refused while a graph is being captured."""

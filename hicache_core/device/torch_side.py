@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from hicache_core.device.base import Int64Array, Stream
+from hicache_core.device.base import DeviceRuntime, Int64Array, Stream
+from hicache_core.device.kernels import Found, find_kernels
 from hicache_core.device.library import LibraryNames, loaded_library
 from hicache_core.errors import DeviceError
 
@@ -32,6 +33,9 @@ class TorchSide(Protocol):
 
     def on(self, device: int) -> AbstractContextManager[Any]:
         """A context in which ``device`` is the current one; the former one is current afterwards."""
+
+    def find_kernels(self, runtime: DeviceRuntime) -> Found:
+        """The kernels for the current device, or why there are none."""
 
     def is_capturing(self) -> bool:
         """Whether the caller's current stream is being captured into a graph."""
@@ -80,6 +84,10 @@ class TorchDevices:
         """See :class:`TorchSide`."""
         return torch.cuda.device(device)
 
+    def find_kernels(self, runtime: DeviceRuntime) -> Found:
+        """See :class:`TorchSide`; compiles for the device."""
+        return find_kernels(runtime, torch.cuda.current_device())
+
     def is_capturing(self) -> bool:
         """See :class:`TorchSide`."""
         return torch.cuda.is_current_stream_capturing()
@@ -93,9 +101,12 @@ class TorchDevices:
         return tensor.device.index if tensor.device.type == "cuda" else None
 
     def upload(self, values: Int64Array, device: int, stream: torch.cuda.Stream) -> torch.Tensor:
-        """See :class:`TorchSide`."""
+        """See :class:`TorchSide`; what ``stream`` has is not waited for."""
+        # A copy from pageable memory would wait for everything that the stream has before it.
+        pinned = torch.empty(values.shape, dtype=torch.int64, pin_memory=True)
+        pinned.numpy()[...] = values
         with torch.cuda.stream(stream):
-            return torch.from_numpy(values.copy()).to(f"cuda:{device}")
+            return pinned.to(f"cuda:{device}", non_blocking=True)
 
     def new_stream(self, device: int) -> torch.cuda.Stream:
         """See :class:`TorchSide`."""

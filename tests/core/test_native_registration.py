@@ -16,6 +16,7 @@ from hicache_core.device.hip import HipRuntime
 from hicache_core.device.native import NativeRuntime
 from hicache_core.errors import DeviceError, RegistrationError
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec import platform_named
 from hicache_core.testing.oracle import distinct_bytes
 from tests.stand_ins.machine import NativeMachine
@@ -26,7 +27,7 @@ CUT = mmap.PAGESIZE
 
 def memory_of(machine: NativeMachine, cuts: int = 6, limit: int = CUT) -> HostMemory:
     """Host memory of so many pages of the system, by default each registered by itself."""
-    return HostMemory(cuts * CUT, 64, machine.runtime, who="test", max_registration_bytes=limit)
+    return HostMemory(cuts * CUT, 64, machine.runtime, who="test", options=MemoryOptions(max_registration_bytes=limit))
 
 
 def bytes_at(start: int, nbytes: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.errors import TransferError
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec import PoolSpec
 from hicache_core.testing.oracle import POISON
 from hicache_core.testing.rigs import DeviceOptions, Rig, differences
@@ -45,7 +46,7 @@ def rig_of(
         io_backend=pair[0],
         layout=pair[1],
         host_pages=max(cut_pages(spec, pair[1]), 8),
-        max_registration_bytes=1,
+        options=MemoryOptions(max_registration_bytes=1),
         ring_bytes=4096,
     )
     return Rig([spec], config, machine.runtime, options=options, device=device)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import evolve
 
 from hicache_core.device.cuda import CudaRuntime
+from hicache_core.spec import platform_named
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,7 +19,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cuda() -> CudaRuntime:
-    """The runtime of the devices that torch sees."""
+    """The runtime of the devices that torch sees, with kernels where triton serves them."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return CudaRuntime()
+
+
+@pytest.fixture(scope="session")
+def launching(cuda: CudaRuntime) -> CudaRuntime:
+    """The runtime, which has kernels."""
+    if cuda.kernels is None:
+        pytest.skip(cuda.kernels_reason)
+    return cuda
+
+
+@pytest.fixture(scope="session")
+def copying(cuda: CudaRuntime) -> CudaRuntime:
+    """A runtime of the same devices that has no kernels."""
+    return CudaRuntime(evolve(platform_named("cuda"), has_kernels=False))

@@ -1,4 +1,4 @@
-"""Copies of single tokens on a CUDA device: by batch copies, every byte of both sides against the oracle."""
+"""Copies of single tokens on a CUDA device, by kernel and by batch copies: every byte against the oracle."""
 
 from __future__ import annotations
 
@@ -57,6 +57,13 @@ def token_rig(cuda: CudaRuntime, rows: str, pair: tuple[str, str], gap: int) -> 
         yield rig
 
 
+@pytest.fixture(params=["launching", "copying"])
+def runtime(request: pytest.FixtureRequest) -> CudaRuntime:
+    """A runtime with kernels, and one without."""
+    found: CudaRuntime = request.getfixturevalue(request.param)
+    return found
+
+
 def sides(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Host tokens and device tokens, int64[n] each."""
     both = np.array(pairs, dtype=np.int64)
@@ -83,55 +90,55 @@ def drawn_pairs(host_tokens: int, device_tokens: int, cuts: Sequence[int]) -> li
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[1])
 @pytest.mark.parametrize("rows", ROWS)
 def test_listed_tokens_move_and_no_other_byte_changes(
-    cuda: CudaRuntime, rows: str, pair: tuple[str, str], gap: int
+    runtime: CudaRuntime, rows: str, pair: tuple[str, str], gap: int
 ) -> None:
     """Loads and backups over the ends of registrations, of one layer and of all."""
-    with token_rig(cuda, rows, pair, gap) as rig:
+    with token_rig(runtime, rows, pair, gap) as rig:
         pool = rig.controller.group.anchor
         copies = pool.token_copies()
         page_tokens = copies.host_tokens // pool.pages
         firsts = {page for own in pool.tables for page in own.host.first_pages.tolist()} - {0}
         cuts = [page * page_tokens for page in sorted(firsts)]
         pairs = drawn_pairs(copies.host_tokens, copies.device_tokens, cuts[::8] or cuts)
-        stream = cuda.new_stream(0)
+        stream = runtime.new_stream(0)
         for to_host, layer in ((False, None), (True, 1), (False, 2), (True, None)):
             (rig.poison_host if to_host else rig.poison_device)()
             torch.cuda.synchronize()
             before = rig.snapshot()
             (copies.backup if to_host else copies.load)(*sides(pairs), layer, stream)
-            cuda.synchronize(stream)
+            runtime.synchronize(stream)
             expected = rig.after_tokens(before, pairs, layer, to_host=to_host)
             assert differences(rig.snapshot(), expected) == []
             rig.fill_host()
 
 
-def test_copies_follow_the_stream_that_they_are_given(cuda: CudaRuntime) -> None:
+def test_copies_follow_the_stream_that_they_are_given(runtime: CudaRuntime) -> None:
     """A slow writer on the same stream is waited for, and nobody else is."""
-    with token_rig(cuda, "pages of 16", PAIRS[1], 0) as rig:
+    with token_rig(runtime, "pages of 16", PAIRS[1], 0) as rig:
         copies = rig.controller.group.anchor.token_copies()
         layers = rig.device_rows["kv"]["b0"].tensors
         rig.poison_device()
         torch.cuda.synchronize()
-        stream = cuda.new_stream(0)
+        stream = runtime.new_stream(0)
         with torch.cuda.stream(stream):
             torch.cuda._sleep(1_000_000_000)
             for layer in layers:
                 layer.fill_(7)
         copies.backup(*sides([(3, 5)]), None, stream)
-        done = cuda.record(stream)
+        done = runtime.record(stream)
         assert not done.query()
         done.synchronize()
         rows = rig.host_bytes("kv", "b0").reshape(len(LAYERS), -1, 384)
         assert (rows[:, 3] == 7).all()
 
 
-def test_padding_and_refusals_submit_nothing(cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_and_refusals_submit_nothing(copying: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     """No call reaches the runtime, and indices on the device are for kernels, which there are none of."""
-    with token_rig(cuda, "compressed", PAIRS[0], 0) as rig:
+    with token_rig(copying, "compressed", PAIRS[0], 0) as rig:
         copies = rig.controller.group.anchor.token_copies()
-        stream = cuda.new_stream(0)
+        stream = copying.new_stream(0)
         calls: list[object] = []
-        monkeypatch.setattr(cuda, "batch_copies", lambda *given: calls.append(given))
+        monkeypatch.setattr(copying, "batch_copies", lambda *given: calls.append(given))
         copies.load(*sides([(-1, 3), (3, -1)]), None, stream)
         with pytest.raises(IndexRangeError):
             copies.load(*sides([(1, 2), (copies.host_tokens, 3)]), None, stream)

@@ -9,6 +9,7 @@ import numpy as np
 
 from hicache_core.device.base import BatchCopies, StridedCopies
 from hicache_core.memory.host import HostMemory
+from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec import CopyKind
 from hicache_core.testing.oracle import POISON, Bytes, distinct_bytes
 from tests.stand_ins.machine import NativeMachine
@@ -26,7 +27,7 @@ class Bench:
     def __init__(self, machine: NativeMachine, cuts: int = 4, limit: int = CUT) -> None:
         self.machine = machine
         self.runtime = machine.runtime
-        self.memory = HostMemory(cuts * CUT, 1, self.runtime, who="test", max_registration_bytes=limit)
+        self.memory = HostMemory(cuts * CUT, 1, self.runtime, who="test", options=MemoryOptions(max_registration_bytes=limit))
         self.memory.view[...] = distinct_bytes("host", nbytes=self.memory.view.size)
         self.device = self.runtime.allocate(cuts * CUT, 0)
         self.device.fill_(POISON)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from hicache_core.device.base import Int64Array
+from hicache_core.device.base import DeviceRuntime, Int64Array
 from hicache_core.device.cuda import CudaRuntime
 from hicache_core.device.hip import HipRuntime
+from hicache_core.device.kernels import Found
 from hicache_core.device.native import NativeRuntime
 from hicache_core.spec import platform_named
 from tests.stand_ins.build import BUILDS, library
@@ -155,6 +156,10 @@ class StandIn:
         with self.using(stream):
             yield
         self._expect("StreamEndCapture", ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph))
+
+    def find_kernels(self, runtime: DeviceRuntime) -> Found:
+        """See TorchSide."""
+        return Found(reason="the stand-in launches no kernels")
 
     def is_capturing(self) -> bool:
         """See TorchSide."""

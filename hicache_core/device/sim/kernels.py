@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hicache_core.device.base import GatherUnits, MoveRows, MoveTokens
+from hicache_core.device.base import GatherUnits, HostStores, MoveRows, MoveTokens
 from hicache_core.device.sim.memory import SimMemory, Unseen
 from hicache_core.device.sim.streams import SimStream
 from hicache_core.errors import DeviceFault
-from hicache_core.memory.addresses import Provenance
 from hicache_core.memory.tables import Int64Array, KernelTable
 from hicache_core.spec.pool import Span
 
@@ -37,20 +36,29 @@ class SimKernels:
     def __init__(self, memory: SimMemory, submit: Callable[[SimStream, Callable[[], None]], None]) -> None:
         self._memory = memory
         self._submit = submit
-        self.host_stores = 0
+        self._stores = HostStores()
+
+    @property
+    def host_stores(self) -> int:
+        """See :class:`~hicache_core.device.base.Kernels`; counted as they are queued."""
+        return self._stores.count
 
     def gather_units(self, launch: GatherUnits, stream: SimStream) -> None:
         """Queue the relayout kernel; page numbers are read when it runs."""
+        if launch.units:
+            self._stores.note(launch.target)
         self._submit(stream, lambda: self._gather(launch, stream.device))
 
     def move_rows(self, launch: MoveRows, stream: SimStream) -> None:
         """Queue the row kernel; page numbers are read when it runs."""
-        self.host_stores += launch.target.provenance is not Provenance.DEVICE_MEMORY
+        if len(launch.target_pages) and launch.layers:
+            self._stores.note(launch.target)
         self._submit(stream, lambda: self._move(launch, stream.device))
 
     def move_tokens(self, launch: MoveTokens, stream: SimStream) -> None:
         """Queue the token kernel; token numbers are read when it runs, and one that is not there faults."""
-        self.host_stores += launch.target.provenance is not Provenance.DEVICE_MEMORY
+        if len(launch.target_tokens) and launch.layers:
+            self._stores.note(launch.target)
         self._submit(stream, lambda: self._move_tokens(launch, stream.device))
 
     def _gather(self, launch: GatherUnits, device: int) -> None:
