@@ -72,6 +72,10 @@ def describe(controller: Controller) -> dict[str, Any]:
         },
         "pools": [_pool(controller, pool) for pool in controller.group.pools],
         "index_synchronisations": controller.index_synchronisations,
+        "ledger": [
+            {"who": entry.who, "kind": entry.kind.value, "nbytes": entry.nbytes}
+            for entry in controller.ledger.snapshot()
+        ],
         "decisions": controller.decisions.as_data(),
     }
 

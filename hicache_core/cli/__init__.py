@@ -16,6 +16,7 @@ _COMMANDS = {
     "describe": "introspection",
     "check": "check",
     "plan": "plan",
+    "doctor": "doctor",
     "trace": "trace",
     "replay": "replay",
 }

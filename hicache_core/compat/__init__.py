@@ -4,6 +4,7 @@ Pure functions over facts and declarations; nothing here looks at a machine or i
 """
 
 from hicache_core.compat.answer import Answer, Combination, Outcome, Violation
+from hicache_core.compat.paths import SERVED
 from hicache_core.compat.plan import (
     DEFAULT_RING_BYTES,
     Choice,
@@ -20,6 +21,7 @@ from hicache_core.compat.solver import answer, nearest, solve, violations
 __all__ = [
     "DEFAULT_RING_BYTES",
     "RULES",
+    "SERVED",
     "Answer",
     "Choice",
     "Combination",

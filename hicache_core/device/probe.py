@@ -11,6 +11,8 @@ from attrs import evolve
 
 from hicache_core.device.base import BatchCopies, DeviceRuntime, StridedCopies
 from hicache_core.device.cuda import CudaRuntime
+from hicache_core.device.hip import HipRuntime
+from hicache_core.device.native import NativeRuntime
 from hicache_core.errors import DeviceError
 from hicache_core.memory.host import HostMemory
 from hicache_core.memory.options import MemoryOptions
@@ -24,7 +26,7 @@ _PROFILES: Mapping[tuple[str, Alias], str] = {
     ("rocm", Alias.EQUAL): "rocm",
     ("rocm", Alias.DISTINCT): "rocm-mi355x",
 }
-_RUNTIMES: Mapping[str, Callable[[], DeviceRuntime]] = {"cuda": CudaRuntime}
+_RUNTIMES: Mapping[str, Callable[[Platform], NativeRuntime]] = {"cuda": CudaRuntime, "rocm": HipRuntime}
 _FRAMEWORK_PINNED = ("npu", "musa", "xpu")
 
 
@@ -115,11 +117,25 @@ def probed(runtime: DeviceRuntime, device: int = 0) -> Platform:
     return evolve(facts, copy_accepts_host_address=takes, has_kernels=runtime.kernels is not None)
 
 
+def machine_runtime() -> NativeRuntime | None:
+    """The runtime of this machine's devices, with the profile that was probed; None where torch sees none.
+
+    Raises:
+        DeviceError: there is a device, and its runtime fails.
+    """
+    if not torch.cuda.is_available():
+        return None
+    vendor = "rocm" if torch.version.hip else "cuda"
+    usual = _RUNTIMES[vendor](PLATFORMS[vendor])
+    found = probed(usual)
+    return usual if found == usual.platform else _RUNTIMES[vendor](found)
+
+
 def probe_platform() -> Platform:
     """See :meth:`hicache_core.spec.Platform.probe`."""
-    if torch.cuda.is_available():
-        vendor = "rocm" if torch.version.hip else "cuda"
-        return probed(_RUNTIMES[vendor]())
+    runtime = machine_runtime()
+    if runtime is not None:
+        return runtime.platform
     for vendor in _FRAMEWORK_PINNED:
         module = getattr(torch, vendor, None)
         if module is not None and module.is_available():

@@ -27,7 +27,9 @@ CUT = mmap.PAGESIZE
 
 def memory_of(machine: NativeMachine, cuts: int = 6, limit: int = CUT) -> HostMemory:
     """Host memory of so many pages of the system, by default each registered by itself."""
-    return HostMemory(cuts * CUT, 64, machine.runtime, who="test", options=MemoryOptions(max_registration_bytes=limit))
+    return HostMemory(
+        cuts * CUT, 64, machine.runtime, who="test", options=MemoryOptions(max_registration_bytes=limit)
+    )
 
 
 def bytes_at(start: int, nbytes: int) -> np.ndarray:

@@ -46,7 +46,7 @@ def rig_of(
         io_backend=pair[0],
         layout=pair[1],
         host_pages=max(cut_pages(spec, pair[1]), 8),
-        options=MemoryOptions(max_registration_bytes=1),
+        memory=MemoryOptions(max_registration_bytes=1),
         ring_bytes=4096,
     )
     return Rig([spec], config, machine.runtime, options=options, device=device)

@@ -27,7 +27,10 @@ ROWS = pool_spec(1024, 512, page_slots=16, layer_ids=range(5))
 def rig_of(runtime: CudaRuntime, layout: str) -> Rig[CudaRuntime]:
     """Two buffers, host rows in several registrations."""
     config = ControllerConfig(
-        io_backend="kernel", layout=layout, host_pages=24, memory=MemoryOptions(max_registration_bytes=5 * 16 * 1024 * 5)
+        io_backend="kernel",
+        layout=layout,
+        host_pages=24,
+        memory=MemoryOptions(max_registration_bytes=5 * 16 * 1024 * 5),
     )
     return Rig([ROWS], config, runtime, options=DeviceOptions(pages=20, slab=True))
 

@@ -27,7 +27,9 @@ class Bench:
     def __init__(self, machine: NativeMachine, cuts: int = 4, limit: int = CUT) -> None:
         self.machine = machine
         self.runtime = machine.runtime
-        self.memory = HostMemory(cuts * CUT, 1, self.runtime, who="test", options=MemoryOptions(max_registration_bytes=limit))
+        self.memory = HostMemory(
+            cuts * CUT, 1, self.runtime, who="test", options=MemoryOptions(max_registration_bytes=limit)
+        )
         self.memory.view[...] = distinct_bytes("host", nbytes=self.memory.view.size)
         self.device = self.runtime.allocate(cuts * CUT, 0)
         self.device.fill_(POISON)
