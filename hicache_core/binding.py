@@ -12,7 +12,7 @@ from hicache_core.compat import Plan
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.errors import PluginError
 from hicache_core.memory.addresses import HostRange, KernelRange
-from hicache_core.memory.tables import HostTable, Int64Array, KernelTable
+from hicache_core.memory.tables import HostTable, Int64Array, KernelTable, seen_from
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import HostPool, build_pointer_tables
 from hicache_core.transfer.staging import StagingRing
@@ -90,8 +90,9 @@ class Binder:
                 if not isinstance(found, kind) or not found.covers(rows, self._device):
                     expected = f"a {kind.__name__} of {rows} (layers, rows, bytes) for device {self._device}"
                     raise self._bad(pool, f"{side} = {found!r}", expected)
-            hosts = [segment.host for segment in buffer.memory.segments]
-            aliases = [self._runtime.alias(host, self._device) for host in hosts]
+            segments = buffer.memory.segments
+            hosts = [segment.host for segment in segments]
+            aliases = [seen_from(segment, self._runtime, self._device) for segment in segments]
             for side, ranges in (("host", hosts), ("host_kernel", aliases)):
                 self._check_inside(pool, f"{side} of {buffer.spec.name}", getattr(table, side), ranges)
 

@@ -15,6 +15,7 @@ from hicache_core.device.base import DeviceRuntime
 from hicache_core.errors import HiCacheError, ProbeError
 from hicache_core.memory.host import HostBuffer
 from hicache_core.memory.slots import Int64Array, page_numbers
+from hicache_core.memory.tables import seen_from
 from hicache_core.pool import HostPool
 from hicache_core.spec import Alias
 from hicache_core.transfer.engine import Engine
@@ -200,7 +201,7 @@ def probe_aliases(pool: HostPool, runtime: DeviceRuntime, device: int) -> None:
         return
     for buffer in pool.buffers:
         for segment in buffer.memory.segments:
-            seen = runtime.alias(segment.host, device)
+            seen = seen_from(segment, runtime, device)
             if seen.start != segment.host.start:
                 raise ProbeError(
                     who=f"probe of pool '{pool.spec.pool}' ({pool.spec.family})",

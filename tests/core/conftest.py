@@ -51,7 +51,8 @@ def make_rig() -> Iterator[MakeRig]:
         limit = config.pop("max_registration_bytes", None)
         if limit is not None:
             config["memory"] = MemoryOptions(max_registration_bytes=limit)
-        chosen = {"host_pages": 8, "ring_bytes": 4096, **config}
+        # Faults are counted from the first call on, and a probe would be the first to meet them.
+        chosen = {"host_pages": 8, "ring_bytes": 4096, "probe": faults is None, **config}
         rig = Rig(
             list(specs) or [pool_spec(48)],
             ControllerConfig(io_backend=pair[0], layout=pair[1], **chosen),

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from hicache_core.compat import Violation
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device_pool import DevicePool
-from hicache_core.errors import AddressError, BufferMismatchError, HiCacheError
+from hicache_core.errors import AddressError, BufferMismatchError, HiCacheError, IncompatibleError
 from hicache_core.spec import IndexSpace, PoolSpec, RowUnit
 from hicache_core.testing.stand_ins import pool_spec, registry_of
 
@@ -60,6 +61,12 @@ def _refused(
     return caught.value
 
 
+def _violations(runtime: SimRuntime, pool: DevicePool) -> list[Violation]:
+    error = _refused(runtime, pool, IncompatibleError)
+    assert isinstance(error, IncompatibleError)
+    return [violation for violation in error.violations if isinstance(violation, Violation)]
+
+
 def _accepted(runtime: SimRuntime, pool: DevicePool) -> None:
     _open(runtime, pool).close()
 
@@ -74,30 +81,29 @@ def test_rows_as_declared_are_accepted(runtime: SimRuntime) -> None:
 def test_device_row_that_differs_from_the_declared_one_is_refused(
     runtime: SimRuntime, layer: int, row_bytes: int
 ) -> None:
-    """I13: shorter or longer, in whichever layer; pool, buffer, layer and both figures are named."""
+    """I13, R5: shorter or longer, in whichever layer; pool, buffer and both figures are named."""
     pool = _pool(runtime, pool_spec(K, V))
     layers = list(pool.layers["b0"])
     layers[layer] = _rows(runtime, row_bytes)
-    error = _refused(runtime, _pool(runtime, pool.spec, b0=layers))
-    assert error.code == "buffer-mismatch"
-    assert "kv" in error.who
-    assert "b0" in error.who
-    assert f"layer {layer}" in error.who
-    assert str(row_bytes) in error.got
-    assert str(K) in error.expected
+    (violation,) = _violations(runtime, _pool(runtime, pool.spec, b0=layers))
+    assert (violation.id, violation.pool) == ("R5-row-bytes", "kv")
+    assert "'b0'" in violation.got
+    assert f" {row_bytes} bytes" in violation.got
+    assert str(K) in violation.expected
 
 
 def test_keys_and_values_in_each_others_place_are_refused(runtime: SimRuntime) -> None:
     """I14: row bytes are each buffer's own, so a swap is seen although the sum is right."""
     pool = _pool(runtime, pool_spec(K, V))
-    _refused(runtime, _pool(runtime, pool.spec, b0=list(pool.layers["b1"]), b1=list(pool.layers["b0"])))
+    swapped = _pool(runtime, pool.spec, b0=list(pool.layers["b1"]), b1=list(pool.layers["b0"]))
+    assert [violation.id for violation in _violations(runtime, swapped)] == ["R5-row-bytes", "R5-row-bytes"]
 
 
 def test_row_bytes_are_counted_in_bytes_not_elements(runtime: SimRuntime) -> None:
     """I13, I20: 48 elements of two bytes are no row of 48 bytes; 24 of them are."""
     spec = pool_spec(K)
     wide = [_rows(runtime, 2 * K).view(torch.bfloat16) for _ in range(3)]
-    _refused(runtime, DevicePool(spec=spec, layers={"b0": wide}))
+    _violations(runtime, DevicePool(spec=spec, layers={"b0": wide}))
     right = [_rows(runtime, K).view(torch.bfloat16) for _ in range(3)]
     _accepted(runtime, DevicePool(spec=spec, layers={"b0": right}))
 

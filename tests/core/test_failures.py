@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
 from hicache_core.device_pool import DevicePool
 from hicache_core.errors import DeviceError, DeviceFault, SlotError, TransferError
-from hicache_core.memory.tables import BufferTables, KernelTable
+from hicache_core.memory.tables import BufferTables
 from hicache_core.pool import build_pointer_tables
 from hicache_core.spec import platform_named
 from hicache_core.testing.oracle import PagePair
@@ -206,7 +207,7 @@ def test_whatever_raises_after_a_launch_is_waited_for() -> None:
     ran: list[int] = []
     writer = _Quitter(lambda stream: runtime.launch(lambda: ran.append(1), stream))
     registry = registry_of([spec], hicache_staged_write_back=lambda pool, device: writer)
-    config = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=8)
+    config = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=8, probe=False)
     with Rig([spec], config, runtime, registry=registry) as rig:
         rig.allocate(6)
         with pytest.raises(ZeroDivisionError):
@@ -215,29 +216,21 @@ def test_whatever_raises_after_a_launch_is_waited_for() -> None:
         _host_pages_are_released(rig)
 
 
-def _cpu_tables(spec: Any, buffers: Any, device: int) -> tuple[BufferTables, ...]:
-    """Tables with the mistake of CPU addresses in the place of aliases."""
+_FAR = 1 << 40
+
+
+def _far_pages(spec: Any, buffers: Any, device: int) -> tuple[BufferTables, ...]:
+    """Tables that start where they should, and whose pages lie where nothing is."""
     (right,) = build_pointer_tables(spec, buffers, device)
-    host = right.host
-    wrong = KernelTable(
-        bases=host.bases,
-        homes=host.homes,
-        first_pages=host.first_pages,
-        grid=host.grid,
-        page_stride=host.page_stride,
-        row_stride=host.row_stride,
-        device=device,
-        provenance=right.host_kernel.provenance,
-    )
-    return (BufferTables(host=host, host_kernel=wrong, device=right.device),)
+    return (evolve(right, host_kernel=evolve(right.host_kernel, page_stride=_FAR)),)
 
 
 @pytest.mark.parametrize("move", MOVES)
 def test_a_kernel_that_faults_is_a_failed_transfer(move: str) -> None:
     """I36: the fault of a plugin's wrong table, with its address, reaches the caller through the ticket."""
     spec = pool_spec(48)
-    registry = registry_of([spec], hicache_build_pointer_table=_cpu_tables)
-    config = ControllerConfig(io_backend="kernel", layout="layer_first", host_pages=8)
+    registry = registry_of([spec], hicache_build_pointer_table=_far_pages)
+    config = ControllerConfig(io_backend="kernel", layout="layer_first", host_pages=8, probe=False)
     with Rig([spec], config, SimRuntime(platform_named("cuda-wsl2")), registry=registry) as rig:
         rig.allocate(6)
         before = rig.snapshot()
@@ -246,8 +239,8 @@ def test_a_kernel_that_faults_is_a_failed_transfer(move: str) -> None:
             ticket.wait()
         fault = caught.value.__cause__
         assert isinstance(fault, DeviceFault)
-        segment = rig.controller.group.anchor.buffers[0].memory.range
-        assert segment.start <= fault.address < segment.start + segment.nbytes
+        anchor = rig.controller.group.anchor
+        assert fault.address == int(anchor.tables[0].host_kernel.bases[0, 0]) + anchor.nbytes
         assert differences(rig.snapshot(), before) == []
         _host_pages_are_released(rig)
 

@@ -40,6 +40,7 @@ def rig_of(
     *,
     options: DeviceOptions = OPTIONS["slab"],
     device: int = 0,
+    probe: bool = True,
 ) -> Rig:
     """A rig whose host buffers need about three registrations each."""
     config = ControllerConfig(
@@ -48,6 +49,7 @@ def rig_of(
         host_pages=max(cut_pages(spec, pair[1]), 8),
         memory=MemoryOptions(max_registration_bytes=1),
         ring_bytes=4096,
+        probe=probe,
     )
     return Rig([spec], config, machine.runtime, options=options, device=device)
 
@@ -108,7 +110,7 @@ def test_a_copy_that_is_refused_fails_its_transfer_alone(
 ) -> None:
     """I38: a TransferError, host pages free again; the next transfer moves every byte."""
     machine = make_native(COPY_FAILS_AT=2, ERROR=1)
-    with rig_of(machine, pool_spec(1024, 512), pair, options=OPTIONS["gaps"]) as rig:
+    with rig_of(machine, pool_spec(1024, 512), pair, options=OPTIONS["gaps"], probe=False) as rig:
         host = rig.allocate(4)
         rig.poison_host()
         with pytest.raises(TransferError):
@@ -147,7 +149,7 @@ def test_an_alias_dies_with_its_registration(tmp_path: Path) -> None:
 def test_a_transfer_that_fails_on_its_way_is_reported_by_its_ticket(tmp_path: Path, case: Case) -> None:
     """I36: accepted, then failed when it ran: whoever waits is told, and the pages are not a backup."""
     machine = native_machine(case, tmp_path, COPY_FAILS_AT=1, COPY_FAILS_LATE=1, ERROR=700)
-    rig = rig_of(machine, pool_spec(1024), PAIRS[1])
+    rig = rig_of(machine, pool_spec(1024), PAIRS[1], probe=False)
     host = rig.allocate(4)
     ticket = rig.controller.backup(rig.slots(host), rig.slots(range(4)))
     with pytest.raises(TransferError):

@@ -121,7 +121,9 @@ def make_routed() -> Iterator[MakeRouted]:
             pool_spec(ROW_BYTES, pool=name, anchor=number == 0, layer_ids=(0, 1, 2 + number))
             for number, name in enumerate(pools)
         ]
-        config = ControllerConfig(io_backend=pair[0], layout=pair[1], host_pages=8, ring_bytes=4096)
+        config = ControllerConfig(
+            io_backend=pair[0], layout=pair[1], host_pages=8, ring_bytes=4096, probe=False
+        )
         registry = registry_of(specs, hicache_declare_capabilities=_declare)
         rig = Rig(specs, config, RecordingRuntime(platform_named("cpu-sim"), seed=5), registry=registry)
         rig.allocate(8)

@@ -165,7 +165,7 @@ def test_a_pair_that_a_variant_cannot_have_is_refused(
     runtime = SimRuntime(platform_named(platform))
     with pytest.raises(IncompatibleError) as caught:
         Rig(specs_of(model, variant), config, runtime, options=DeviceOptions(pages=1), registry=REGISTRY)
-    said = {(getattr(why, "rule", ""), getattr(why, "pool", "")) for why in caught.value.violations}
+    said = {(getattr(why, "id", ""), getattr(why, "pool", "")) for why in caught.value.violations}
     assert said == refusals(chosen, platform, pair)
     assert not runtime.memory.registrations
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
 from hicache_core.plugins import PluginRegistry, load_plugins
@@ -193,8 +194,15 @@ def mismatches(requests: Sequence[str], corrupt: Corrupt, after: int, **choices:
     return report.mismatches, report.verified_bytes
 
 
+def _unproved(**choices: Any) -> ControllerConfig:
+    return ControllerConfig(**{**choices, "probe": False})
+
+
 def with_faults(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> list[SimRuntime]:
-    """Let replays run on simulators in which something goes wrong; they are in the list."""
+    """Let replays run on simulators in which something goes wrong; they are in the list.
+
+    Faults are counted from the first call on, and the start-up probe would meet them: it is off.
+    """
     made: list[SimRuntime] = []
 
     def make(platform: Platform, *, seed: int) -> SimRuntime:
@@ -202,6 +210,7 @@ def with_faults(monkeypatch: pytest.MonkeyPatch, **faults: Any) -> list[SimRunti
         return made[-1]
 
     monkeypatch.setattr(runner, "SimRuntime", make)
+    monkeypatch.setattr(runner, "ControllerConfig", _unproved)
     return made
 
 

@@ -72,7 +72,7 @@ def rules(
     ):
         pass
     assert caught.value.remedy
-    return sorted({getattr(violation, "rule", "") for violation in caught.value.violations})
+    return sorted({getattr(violation, "id", "") for violation in caught.value.violations})
 
 
 @pytest.mark.parametrize(("model", "variant", "platform", "pair"), CASES)

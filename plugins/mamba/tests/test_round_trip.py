@@ -105,7 +105,10 @@ def test_rows_larger_than_the_ring_go_around_it(
     config = _config(STAGED_PAIR, ring_bytes)
     with Rig([_declared(registry, STATES)], config, _runtime(platform), registry=registry) as rig:
         plan = rig.controller.plan.pools["states"]
-        assert (plan.staged, plan.backup) == (True, Path.STAGED)
+        # CUDA prefers strided copies; a ring for no row at all is not planned with.
+        through_ring = ring_bytes >= 576 and platform != "cuda-wsl2"
+        assert (plan.staged, plan.backup) == (True, Path.STAGED if through_ring else Path.COPIES)
+        assert plan.staging_bytes == (ring_bytes if through_ring else 0)
         rig.there_and_back()
 
 
