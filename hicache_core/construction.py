@@ -10,8 +10,11 @@ from attrs import validators as v
 from hicache_core.compat import DEFAULT_RING_BYTES, Member, Query
 from hicache_core.device_pool import DevicePool
 from hicache_core.errors import SpecError
+from hicache_core.events import DecisionLog
+from hicache_core.memory.agreement import Ranks
 from hicache_core.memory.options import MemoryOptions
 from hicache_core.plugins import PluginRegistry
+from hicache_core.sizing import SizeRequest, split_host_size
 from hicache_core.spec import Platform
 from hicache_core.spec.checks import whole
 
@@ -23,8 +26,11 @@ class ControllerConfig:
     Args:
         io_backend: ``kernel`` or ``direct``.
         layout: name of the host layout.
-        host_pages: host pages of the anchor's index space, shared by the pools that ride on it.
+        host_pages: host pages of the anchor's index space, shared by the pools that ride on it; None where
+            ``host_bytes`` says how much there is.
         other_host_pages: host pages of each index space that is not the anchor's.
+        host_bytes: bytes of this rank for all pools together, split over the index spaces in whole pages;
+            spaces of ``other_host_pages`` have theirs. None where the pages are given.
         first_layer: first model layer of this pipeline stage; layer ids are those of the whole model.
         layer_count: layers of the stage; loads have a completion mark for each. 0 takes those up to the
             highest that a pool names.
@@ -33,18 +39,30 @@ class ControllerConfig:
         allow_kernel_layer_first: take kernel + layer_first where the platform serves it on request only,
             after a probe.
         probe: move pages of every pool there and back before the first request, and compare them.
+        agree_timeout_s: seconds that ranks wait for the slowest of them, whose memory is being pinned.
     """
 
     io_backend: str
     layout: str
-    host_pages: int = field(validator=whole(1))
+    host_pages: int | None = field(default=None, validator=whole(1, or_none=True))
     other_host_pages: Mapping[str, int] = field(factory=dict)
+    host_bytes: int | None = field(default=None, validator=whole(1, or_none=True))
     first_layer: int = field(default=0, validator=whole(0))
     layer_count: int = field(default=0, validator=whole(0))
     ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
     memory: MemoryOptions = field(factory=MemoryOptions, validator=v.instance_of(MemoryOptions))
     allow_kernel_layer_first: bool = False
     probe: bool = True
+    agree_timeout_s: float = field(default=600.0, validator=v.gt(0))
+
+    def __attrs_post_init__(self) -> None:
+        if (self.host_pages is None) == (self.host_bytes is None):
+            raise SpecError(
+                who="controller",
+                got=f"host_pages={self.host_pages} and host_bytes={self.host_bytes}",
+                expected="one of the two",
+                remedy="Give the host pages of the anchor's index space, or the bytes for all pools.",
+            )
 
 
 def query(
@@ -111,6 +129,12 @@ def _layer_error(pool: DevicePool, layer: int, expected: str) -> SpecError:
     )
 
 
+def mean_page_bytes(device_pools: Sequence[DevicePool]) -> int:
+    """Bytes of a page of a pool, in the mean over those that have bytes."""
+    page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
+    return sum(page_bytes) // max(len(page_bytes), 1)
+
+
 def device_pages(device_pools: Sequence[DevicePool]) -> dict[str, int]:
     """Pages of each index space that every pool of it has on the device."""
     counts: dict[str, list[int]] = {pool.spec.index_space.name: [] for pool in device_pools}
@@ -132,8 +156,18 @@ def check_device_pages(pool: DevicePool, pages: int) -> None:
 
 
 def host_pages(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> dict[str, int]:
-    """Host pages of each index space; SpecError where a space has no figure, or a figure no space."""
+    """Host pages of each index space.
+
+    Raises:
+        SpecError: a space has no figure, or a figure no space.
+        CapacityError: the bytes do not hold a page of each space.
+    """
     anchor = next(pool.spec.index_space.name for pool in device_pools if pool.spec.anchor)
+    if config.host_bytes is not None:
+        request = SizeRequest(host_bytes=config.host_bytes, pages=config.other_host_pages)
+        sizing = split_host_size([pool.spec for pool in device_pools], request)
+        return {name: sized.pages for name, sized in sizing.spaces.items()}
+    assert config.host_pages is not None, "the configuration has either pages or bytes"
     pages = {**config.other_host_pages, anchor: config.host_pages}
     spaces = {pool.spec.index_space.name for pool in device_pools}
     if set(pages) != spaces or anchor in config.other_host_pages:
@@ -159,3 +193,28 @@ def checked_page_count(space: str, count: int | None) -> int:
             remedy="Correct the host pages of that space.",
         )
     return count
+
+
+def agreed_pages(
+    own: Mapping[str, int], device_pools: Sequence[DevicePool], ranks: Ranks, decisions: DecisionLog
+) -> dict[str, int]:
+    """Host pages of each index space that every rank which has the space can hold, agreed on in slots.
+
+    Args:
+        own: what this rank can hold.
+        device_pools: its pools.
+        ranks: the ranks that must be equal.
+        decisions: where it is kept that a rank holds less than it could.
+
+    Raises:
+        RankError: a rank failed, or does not answer.
+    """
+    page_slots = {pool.spec.index_space.name: pool.spec.index_space.page_slots for pool in device_pools}
+    slots = ranks.minimum({name: pages * page_slots[name] for name, pages in own.items()})
+    agreed = {}
+    for name, pages in own.items():
+        agreed[name] = checked_page_count(name, slots[name] // page_slots[name])
+        if agreed[name] < pages:
+            reason = f"{agreed[name]} host pages of '{name}' in place of {pages}: a rank has room for no more"
+            decisions.record("agreed-on-fewer-pages", reason)
+    return agreed

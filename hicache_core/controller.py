@@ -6,6 +6,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hicache_core import construction
@@ -15,17 +16,19 @@ from hicache_core.construction import ControllerConfig
 from hicache_core.device.base import DeviceRuntime, Event
 from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
 from hicache_core.errors import PairingError
-from hicache_core.events import DecisionLog
+from hicache_core.events import DecisionLog, note_pool
 from hicache_core.group import HostGroup
+from hicache_core.memory.agreement import Ranks, together
 from hicache_core.memory.allocation import BUILT_IN
 from hicache_core.memory.host import destroy_after
 from hicache_core.memory.ledger import Ledger
+from hicache_core.memory.process import process_ledger
 from hicache_core.memory.slots import Int64Array, PageAllocator, pages_of
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import HostPool
 from hicache_core.probe import probe_pool
 from hicache_core.sidecar import sidecar_steps
-from hicache_core.spec import Capabilities, PoolSpec, layout_named
+from hicache_core.spec import Capabilities, layout_named
 from hicache_core.transfer.engine import Engine, closed_error, load_groups
 from hicache_core.transfer.index_cache import IndexReader
 from hicache_core.transfer.pairs import Numbers, SpacePairs, page_pairs
@@ -49,7 +52,10 @@ class Controller:
         runtime: the runtime of the device.
         registry: the plugins that own the families.
         device: ordinal of the device.
-        ledger: the books of the process, where host memory and staging are booked; None for new ones.
+        ledger: the books where host memory and staging are booked; None for those of the process, whose
+            budget is what the machine allows.
+        rank_group: ranks of torch.distributed that must have equal capacities and succeed or fail together,
+            each of which makes a controller; None for all where it is initialised.
 
     Raises:
         IncompatibleError: the combination cannot work; carries every reason.
@@ -57,6 +63,7 @@ class Controller:
         HostMemoryError: host memory was refused; nothing is left behind.
         OverBudgetError: a budget of the ledger does not hold it; nothing is left behind.
         ProbeError: a pool does not move as it was declared and planned; nothing is left behind.
+        RankError: a rank failed, or does not answer; nothing is left behind on any.
     """
 
     def __init__(
@@ -68,47 +75,62 @@ class Controller:
         *,
         device: int = 0,
         ledger: Ledger | None = None,
+        rank_group: Any = None,
     ) -> None:
         self.config = config
-        self.ledger = Ledger() if ledger is None else ledger
+        self.ledger = process_ledger() if ledger is None else ledger
         self.runtime = runtime
         self.device = device
         self.decisions = DecisionLog()
         self._registry = registry
+        self._rank_group = rank_group
         self._indices = IndexReader()
         self._joining = threading.Lock()
         self._submitting = threading.Lock()
-        self.plan: Plan = solve(
-            construction.query(config, device_pools, {}, runtime.platform, registry), who="controller"
-        )
-        for pool in device_pools:
-            check_device_pool(pool)
-        check_apart(device_pools)
-        host_pages = construction.host_pages(config, device_pools)
-        page_bytes = [pool.spec.page_bytes for pool in device_pools if pool.spec.page_bytes]
-        self.layers = construction.stage_layers(config, device_pools)
-        groups = load_groups(self.layers, sum(page_bytes) // max(len(page_bytes), 1))
-        self.engine = Engine(runtime, device, groups, config.ring_bytes, self.ledger)
-        named = config.memory.allocator
-        self._allocator = None if named in BUILT_IN else registry.host_allocator(named)
-        self._binder = Binder(registry, runtime, self.engine.ring, device)
-        self.device_pages = construction.device_pages(device_pools)
+        with self._together("host pools") as ranks:
+            self.plan: Plan = solve(
+                construction.query(config, device_pools, {}, runtime.platform, registry), who="controller"
+            )
+            for pool in device_pools:
+                check_device_pool(pool)
+            check_apart(device_pools)
+            self.layers = construction.stage_layers(config, device_pools)
+            self.device_pages = construction.device_pages(device_pools)
+            own = construction.host_pages(config, device_pools)
+            host_pages = construction.agreed_pages(own, device_pools, ranks, self.decisions)
+            groups = load_groups(self.layers, construction.mean_page_bytes(device_pools))
+            self.engine = Engine(runtime, device, groups, config.ring_bytes, self.ledger)
+            named = config.memory.allocator
+            self._allocator = None if named in BUILT_IN else registry.host_allocator(named)
+            self._binder = Binder(registry, runtime, self.engine.ring, device)
+            self.group = self._built(device_pools, host_pages, ranks)
+        self._anchor_space = self.group.anchor_space
+        self._attach()
+        for made in self.group.pools:
+            self._note(made)
+
+    def _together(self, who: str) -> AbstractContextManager[Ranks]:
+        """Something that all ranks of the group do or none; this rank is alone where they need not agree."""
+        return together(self._rank_group, timeout_s=self.config.agree_timeout_s, who=who)
+
+    def _built(
+        self, device_pools: Sequence[DevicePool], host_pages: Mapping[str, int], ranks: Ranks
+    ) -> HostGroup:
+        """The group, bound and proved, on every rank; where anything fails nothing is left on any."""
         pools: list[HostPool] = []
         try:
             for device_pool in device_pools:
                 pools.append(self._make(device_pool, host_pages[device_pool.spec.index_space.name]))
                 self._binder.bind(pools[-1], self.plan)
-            self.group = HostGroup(pools)
+            group = HostGroup(pools)
             for made in pools:
                 self._prove(made)
+            ranks.commit()
         except BaseException as error:
             destroy_after(error, reversed(pools), who="controller")
             self.engine.ring.release()
             raise
-        self._anchor_space = self.group.anchor_space
-        self._attach()
-        for made in pools:
-            self._note(made)
+        return group
 
     def _make(self, device_pool: DevicePool, pages: int) -> HostPool:
         return HostPool(
@@ -137,20 +159,16 @@ class Controller:
 
     def _note(self, pool: HostPool) -> None:
         """Keep what was decided about a pool that is now in the group."""
-        name, space = pool.spec.pool, pool.spec.index_space.name
-        plan = self.plan.pools.get(name)
-        for choice in plan.choices if plan is not None else ():
-            self.decisions.record(choice.code, choice.text, pool=name)
-        device_pages = self.device_pages[space]
-        if pool.pages < device_pages and pool.spec.buffers:
-            reason = f"{pool.pages} host pages are fewer than {device_pages} on the device"
-            self.decisions.record("host-smaller-than-device", reason, pool=name)
+        plan = self.plan.pools.get(pool.spec.pool)
+        note_pool(self.decisions, pool, plan, self.device_pages[pool.spec.index_space.name])
 
     def register_sidecar(self, device_pool: DevicePool, *, host_pages: int | None = None) -> None:
-        """Take a pool into the group, all or nothing: validate, allocate, register, bind, probe, publish.
+        """Take a pool into the group, all or nothing.
 
-        Transfers go on meanwhile; those that are submitted after the call moves it too. Host pages that are
-        handed out lack the pool's part: they are refused to a load until a backup has written them.
+        The steps: validate, allocate, register, bind its tables, probe, agree, publish. On several
+        ranks each registers it, and it joins on all or on none. Transfers go on meanwhile; those that are
+        submitted after the call move it too. Host pages that are handed out lack the pool's part: they are
+        refused to a load until a backup has written them.
 
         Args:
             device_pool: its declaration and device rows, which nobody uses before the call returns.
@@ -161,7 +179,12 @@ class Controller:
             SidecarError: a step failed; names it, with the error of the step as its cause. The group is what
                 it was and serves on.
         """
-        with self._joining, sidecar_steps(device_pool.spec, self.decisions) as enter:
+        who = f"sidecar {device_pool.spec.pool}"
+        with (
+            self._joining,
+            sidecar_steps(device_pool.spec, self.decisions) as enter,
+            self._together(who) as ranks,
+        ):
             enter("validate")
             plan, pages = self._validate(device_pool, host_pages)
             enter("allocate")
@@ -172,6 +195,8 @@ class Controller:
                 self._binder.bind(pool, plan)
                 enter("probe")
                 self._prove(pool)
+                enter("agree")
+                ranks.commit()
                 enter("publish")
                 self._publish(pool, plan)
             except BaseException as error:
@@ -214,9 +239,10 @@ class Controller:
         self._note(pool)
         self.decisions.record("sidecar-joined", f"rides on index space '{space}'", pool=pool.spec.pool)
 
-    def capabilities(self, spec: PoolSpec) -> Capabilities:
-        """What the owner of a pool's family declares for it on this platform."""
-        return self._registry.capabilities(spec, self.runtime.platform)
+    def capabilities(self, pool: HostPool) -> Capabilities:
+        """What a pool of the group can do: as its family declares, less what its memory does not allow."""
+        declared = self._registry.capabilities(pool.spec, self.runtime.platform)
+        return declared.over_pageable(pool.pageable) if pool.pageable else declared
 
     @property
     def index_synchronisations(self) -> int:

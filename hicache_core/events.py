@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
+
+if TYPE_CHECKING:
+    from hicache_core.compat import PoolPlan
+    from hicache_core.pool import HostPool
 
 _LOG = logging.getLogger("hicache")
 
@@ -56,3 +60,28 @@ class DecisionLog:
                 {"code": d.code, "pool": d.pool, "reason": d.reason, "count": count}
                 for d, count in self._counts.items()
             ]
+
+
+def note_pool(log: DecisionLog, pool: HostPool, plan: PoolPlan | None, device_pages: int) -> None:
+    """Record what was decided where a pool was planned and made.
+
+    Args:
+        log: where it is kept.
+        pool: a pool that is in its group.
+        plan: its plan; None for a pool without bytes.
+        device_pages: device pages of its index space.
+    """
+    name = pool.spec.pool
+    for choice in plan.choices if plan is not None else ():
+        log.record(choice.code, choice.text, pool=name)
+    for buffer in pool.buffers:
+        for note in buffer.memory.facts.notes:
+            log.record("memory-as-it-came", note, pool=name)
+        if len(buffer.memory.segments) > 1:
+            reason = f"'{buffer.spec.name}' lies in {len(buffer.memory.segments)} registrations"
+            log.record("registered-in-parts", reason, pool=name)
+    if pool.pageable:
+        log.record("pageable", pool.pageable, pool=name)
+    if pool.pages < device_pages and pool.spec.buffers:
+        reason = f"{pool.pages} host pages are fewer than {device_pages} on the device"
+        log.record("host-smaller-than-device", reason, pool=name)

@@ -47,7 +47,7 @@ def _pool(controller: Controller, pool: HostPool) -> dict[str, Any]:
         "registrations": sum(len(buffer.memory.segments) for buffer in pool.buffers),
         "index_conversions": pool.load_indices.conversions,
         "moves": moves,
-        "capabilities": {name: can.as_data() for name, can in controller.capabilities(pool.spec)},
+        "capabilities": {name: can.as_data() for name, can in controller.capabilities(pool)},
     }
 
 

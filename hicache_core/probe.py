@@ -71,9 +71,11 @@ def _series(pool: HostPool) -> Iterator[_Series]:
 def _host_rows(buffer: HostBuffer, layer: int) -> Bytes:
     """The rows of one layer in the host memory, by the strides of the layout and by nothing else."""
     grid, strides = buffer.grid, buffer.strides
-    return np.lib.stride_tricks.as_strided(
-        buffer.memory.view[layer * strides.layer :],
+    return np.ndarray(
         shape=(grid.pages, grid.page_rows, grid.row_bytes),
+        dtype=np.uint8,
+        buffer=buffer.memory.view,
+        offset=layer * strides.layer,
         strides=(strides.page, strides.row, 1),
     )
 

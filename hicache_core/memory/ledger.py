@@ -52,9 +52,17 @@ class Ledger:
     Args:
         budget_bytes: most host memory that may be booked at once; None for no limit.
         staging_budget_bytes: most device staging; None for no limit.
+        source: how the budget of host memory comes about, for errors.
     """
 
-    def __init__(self, budget_bytes: int | None = None, *, staging_budget_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        budget_bytes: int | None = None,
+        *,
+        staging_budget_bytes: int | None = None,
+        source: str = "",
+    ) -> None:
+        self.source = source
         self.budgets: Mapping[Kind, int | None] = {
             Kind.HOST: budget_bytes,
             Kind.STAGING: staging_budget_bytes,
@@ -81,7 +89,7 @@ class Ledger:
             budget = self.budgets[kind]
             total = self._totals[kind] + nbytes
             if budget is not None and total > budget:
-                raise _over(entry, budget, total - budget, self.snapshot())
+                raise _over(entry, budget, total - budget, self.snapshot(), self.source)
             self._totals[kind] = total
             self._bookings[booking] = None
         return booking
@@ -117,12 +125,15 @@ class Ledger:
                 self._totals[booking.entry.kind] -= booking.entry.nbytes
 
 
-def _over(entry: Entry, budget: int, missing: int, booked: tuple[Entry, ...]) -> OverBudgetError:
+def _over(
+    entry: Entry, budget: int, missing: int, booked: tuple[Entry, ...], source: str
+) -> OverBudgetError:
     mine = tuple(other for other in booked if other.kind is entry.kind)
     holders = ", ".join(f"{other.who} {other.nbytes}" for other in mine) or "nobody any"
+    why = f" ({source})" if source and entry.kind is Kind.HOST else ""
     return OverBudgetError(
         who=entry.who,
-        got=f"{entry.nbytes} bytes of {entry.kind.value}, {missing} more than a budget of {budget} has left",
+        got=f"{entry.nbytes} bytes of {entry.kind.value}, {missing} above what is left of {budget}{why}",
         expected=f"a demand beside what is booked: {holders}",
         remedy="Ask for fewer pages, close what holds the rest, or raise the budget.",
         nbytes=entry.nbytes,

@@ -183,6 +183,9 @@ def _amounts_to(accepts: Callable[[object], bool], expected: str) -> Validator:
 _YES = _amounts_to(_no_value, "no value")
 
 
+_CLAIMS = (Verdict.SUPPORTED, Verdict.UNSUPPORTED)
+
+
 @frozen(kw_only=True)
 class Capabilities:
     """What one pool can do on one platform.
@@ -233,6 +236,16 @@ class Capabilities:
     def amended(self, changes: Mapping[str, Capability]) -> Capabilities:
         """A copy in which the named capabilities are replaced."""
         return evolve(self, **changes)
+
+    def over_pageable(self, reason: str) -> Capabilities:
+        """What is left of them where the host memory of the pool could not be registered.
+
+        Args:
+            reason: why it is pageable.
+        """
+        lost = unsupported("pageable", f"host memory is not registered: {reason}", "Raise the memlock limit.")
+        needing = ("kernel_rows", "kernel_pointer_domain", "graph_capture")
+        return self.amended({name: lost for name in needing if getattr(self, name).verdict in _CLAIMS})
 
 
 def _row_alignment(spec: PoolSpec, multiple: int, what: str) -> Capability:

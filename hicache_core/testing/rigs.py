@@ -22,6 +22,7 @@ from attrs import validators as v
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.device_pool import DevicePool
+from hicache_core.memory.ledger import Ledger
 from hicache_core.plugins import PluginRegistry
 from hicache_core.pool import HostPool
 from hicache_core.spec import BufferSpec, PoolSpec
@@ -125,6 +126,7 @@ class Rig(Generic[RuntimeT]):
         options: how the device rows lie.
         registry: the plugins that own the families; one that owns these and adds nothing where absent.
         device: ordinal of the device.
+        ledger: the books; those of the process where absent.
     """
 
     def __init__(
@@ -136,13 +138,16 @@ class Rig(Generic[RuntimeT]):
         options: DeviceOptions | None = None,
         registry: PluginRegistry | None = None,
         device: int = 0,
+        ledger: Ledger | None = None,
     ) -> None:
         self.runtime = runtime
         self.layout = config.layout
         self._options = options or DeviceOptions()
         self.device_rows: dict[str, dict[str, DeviceRows]] = {}
         pools = [self.device_pool(spec, device) for spec in specs]
-        self.controller = Controller(config, pools, runtime, registry or registry_of(specs), device=device)
+        self.controller = Controller(
+            config, pools, runtime, registry or registry_of(specs), device=device, ledger=ledger
+        )
 
     def device_pool(self, spec: PoolSpec, device: int = 0) -> DevicePool:
         """New device rows of a declaration, which the rig knows under the name of its pool from now on."""

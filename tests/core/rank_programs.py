@@ -22,7 +22,8 @@ TOKEN_BYTES = (12_464, 13_120)
 
 
 @contextmanager
-def _distributed(rank: int, init_method: str) -> Iterator[None]:
+def distributed(rank: int, init_method: str) -> Iterator[None]:
+    """A process group of two ranks."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
     yield
@@ -133,7 +134,7 @@ def outcome(scenario: Callable[[int, list[str]], Any], rank: int) -> dict[str, A
 
 def run_scenarios(rank: int, init_method: str, report: Path) -> None:
     """All scenarios one after the other; a JSON object of the outcomes in ``report``."""
-    with _distributed(rank, init_method):
+    with distributed(rank, init_method):
         outcomes = {name: outcome(scenario, rank) for name, scenario in SCENARIOS.items()}
         report.write_text(json.dumps(outcomes), encoding="utf-8")
 
@@ -149,7 +150,7 @@ def run_and_die(rank: int, init_method: str, report: Path, victim: int) -> None:
             ranks.commit()
             kept.append("memory")
 
-    with _distributed(rank, init_method):
+    with distributed(rank, init_method):
         report.write_text(json.dumps(outcome(scenario, rank)), encoding="utf-8")
         # Leaving the group properly needs the other rank; nothing is left to tell.
         os._exit(0)

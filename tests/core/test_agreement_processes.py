@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import signal
-import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.core import rank_programs
+from tests.core.rank_processes import report, run, tcp
 
 PAGE_TOKENS = 64
 DEADLINE_S = 10.0
@@ -20,42 +17,13 @@ DEADLINE_S = 10.0
 pytestmark = pytest.mark.slow
 
 
-def _tcp() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
-def _run(program: Callable[..., None], init_method: str, folder: Path, *arguments: Any) -> list[int | None]:
-    """Run ranks 0 and 1 of ``program``; their exit codes. Reports lie in ``folder``, by rank."""
-    spawn = multiprocessing.get_context("spawn")
-    processes = [
-        spawn.Process(target=program, args=(rank, init_method, folder / f"{rank}.json", *arguments))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    stuck = [process for process in processes if process.is_alive()]
-    for process in stuck:
-        process.kill()
-        process.join()
-    assert not stuck
-    return [process.exitcode for process in processes]
-
-
-def _report(folder: Path, rank: int) -> Any:
-    return json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
-
-
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Outcomes of all scenarios, by rank, over a store in a file."""
     folder = tmp_path_factory.mktemp("ranks")
-    codes = _run(rank_programs.run_scenarios, f"file://{folder}/store", folder)
+    codes = run(rank_programs.run_scenarios, f"file://{folder}/store", folder)
     assert codes == [0, 0]
-    return [_report(folder, rank) for rank in range(2)]
+    return [report(folder, rank) for rank in range(2)]
 
 
 def test_unequal_ranks_have_the_same_capacity(outcomes: list[Any]) -> None:
@@ -128,9 +96,9 @@ def test_ranks_agree_again_after_failures(outcomes: list[Any]) -> None:
 )
 def test_rank_that_is_killed_fails_the_other(tmp_path: Path, victim: int, known: list[int]) -> None:
     """I8: within ten seconds; who is missing is known as long as the store is there."""
-    codes = _run(rank_programs.run_and_die, _tcp(), tmp_path, victim)
+    codes = run(rank_programs.run_and_die, tcp(), tmp_path, victim)
     survivor = 1 - victim
     assert (codes[victim], codes[survivor]) == (-signal.SIGKILL, 0)
-    outcome = _report(tmp_path, survivor)
+    outcome = report(tmp_path, survivor)
     assert (outcome["ranks"], outcome["kept"]) == (known, [])
     assert outcome["seconds"] < DEADLINE_S

@@ -17,8 +17,8 @@ from hicache_core.errors import (
     BufferMismatchError,
     CapacityError,
     HiCacheError,
-    HostMemoryError,
     IncompatibleError,
+    OverBudgetError,
     PluginError,
     ProbeError,
     RegistrationError,
@@ -260,7 +260,7 @@ FAILURES: Mapping[str, Failure] = {
         spec=pool_spec(256, unit=RowUnit.SLOT, pool="side", anchor=False, space=STATES),
     ),
     "no host pages": Failure(step="validate", cause=SpecError, host_pages=0),
-    "out of memory": Failure(step="allocate", cause=HostMemoryError, host_pages=1 << 44),
+    "out of memory": Failure(step="allocate", cause=OverBudgetError, host_pages=1 << 44),
     "register refused": Failure(
         step="register", cause=RegistrationError, faults={"refuse_registration_at": 2}
     ),

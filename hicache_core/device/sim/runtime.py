@@ -211,6 +211,8 @@ class _CopySpaces:
             try:
                 return self._found(space, starts, sizes)
             except Unseen as error:
+                # Its traceback would keep the frames of all callers, and what they hold, in a cycle.
+                error.__traceback__ = None
                 unseen = error if unseen is None or error.crossing else unseen
         if unseen is None:
             return []
