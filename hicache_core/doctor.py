@@ -12,8 +12,8 @@ from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import DeviceRuntime
 from hicache_core.device_pool import DevicePool
 from hicache_core.errors import HiCacheError, IncompatibleError
-from hicache_core.memory.budget import memory_budget
-from hicache_core.memory.machine import MachineLimits
+from hicache_core.machine.budget import memory_budget
+from hicache_core.machine.limits import MachineLimits
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import Alias, Platform, PoolSpec, RowUnit
 from hicache_core.spec.units import format_bytes

@@ -27,7 +27,7 @@ def doctor(platform_name: str | None, as_json: bool) -> None:
     Without a device the paths are those of the simulator. Exit 1 where something should work and does not.
     """
     from hicache_core.doctor import Verdict, limit_findings, path_findings, platform_finding, plugin_findings
-    from hicache_core.memory.machine import machine_limits
+    from hicache_core.machine.limits import machine_limits
 
     registry = load_plugins()
     platform = None if platform_name is None else platform_named(platform_name, registry.platforms)

@@ -38,6 +38,7 @@ from hicache_core.errors.indices import (
 )
 from hicache_core.errors.memory import (
     AddressError,
+    BookedBytes,
     CapacityError,
     HostMemoryError,
     HostSizeError,
@@ -45,6 +46,7 @@ from hicache_core.errors.memory import (
     OverBudgetError,
     RegisteredTwiceError,
     RegistrationError,
+    StuckRange,
     UnregisterError,
 )
 from hicache_core.errors.operation import (
@@ -56,6 +58,7 @@ from hicache_core.errors.operation import (
 
 __all__ = [
     "AddressError",
+    "BookedBytes",
     "BufferMismatchError",
     "ByteSizeError",
     "CapacityError",
@@ -87,6 +90,7 @@ __all__ = [
     "SlotError",
     "SpecError",
     "StreamsStuckError",
+    "StuckRange",
     "TraceError",
     "TransferError",
     "UnknownNameError",

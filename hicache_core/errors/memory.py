@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from hicache_core.errors.base import HiCacheError
 
-if TYPE_CHECKING:
-    from hicache_core.memory.ledger import Entry
-    from hicache_core.memory.registration import StuckRange
+
+@frozen(kw_only=True)
+class StuckRange:
+    """A registration that could not be undone; its memory stays mapped.
+
+    Args:
+        who: whose memory it is.
+        start: CPU address at which the range that was registered starts.
+        nbytes: its size.
+        offset: byte of the memory at which it starts.
+        rc: return code of the runtime; -1 where it gave none.
+    """
+
+    who: str
+    start: int
+    nbytes: int
+    offset: int
+    rc: int
+
+
+@frozen(kw_only=True)
+class BookedBytes:
+    """What somebody holds of a budget."""
+
+    who: str
+    nbytes: int
 
 
 class HostMemoryError(HiCacheError):
@@ -135,7 +159,7 @@ class OverBudgetError(CapacityError):
         nbytes: int,
         missing_bytes: int,
         budget_bytes: int,
-        booked: Sequence[Entry],
+        booked: Sequence[BookedBytes],
     ) -> None:
         self.nbytes = nbytes
         self.missing_bytes = missing_bytes

@@ -12,13 +12,19 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from hicache_core.errors import AddressError, HostMemoryError, RegistrationError, UnregisterError
+from hicache_core.errors import (
+    AddressError,
+    HostMemoryError,
+    RegistrationError,
+    StuckRange,
+    UnregisterError,
+)
 from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.allocation import Allocation, HostAllocator, built_in, checked, page_bytes
 from hicache_core.memory.ledger import Booking, Ledger
 from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.population import Population
-from hicache_core.memory.registration import Registrar, Registrations, StuckRange
+from hicache_core.memory.registration import Registrar, Registrations
 from hicache_core.memory.tables import Segment
 from hicache_core.spec.layout import RowGrid, Strides
 from hicache_core.spec.pool import BufferSpec
@@ -261,7 +267,7 @@ def _end(registrations: Registrations, hold: _Hold) -> None:
 def unregister_error(who: str, stuck: Iterable[StuckRange]) -> UnregisterError:
     """The error that names all that could not be unregistered."""
     stuck = tuple(stuck)
-    listed = ", ".join(f"{s.who} {s.host.nbytes} bytes at offset {s.offset} (code {s.rc})" for s in stuck)
+    listed = ", ".join(f"{s.who} {s.nbytes} bytes at offset {s.offset} (code {s.rc})" for s in stuck)
     return UnregisterError(
         who=who,
         got=f"a refusal to unregister {listed}",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from attrs import field, frozen
 from attrs import validators as v
 
-from hicache_core.errors import OverBudgetError, RegisteredTwiceError
+from hicache_core.errors import BookedBytes, OverBudgetError, RegisteredTwiceError
 from hicache_core.memory.addresses import HostRange
 from hicache_core.spec.checks import name, whole
 
@@ -139,5 +139,5 @@ def _over(
         nbytes=entry.nbytes,
         missing_bytes=missing,
         budget_bytes=budget,
-        booked=mine,
+        booked=[BookedBytes(who=other.who, nbytes=other.nbytes) for other in mine],
     )

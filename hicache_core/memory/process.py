@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 
-from hicache_core.memory.budget import memory_budget
+from hicache_core.machine.budget import memory_budget
+from hicache_core.machine.limits import machine_limits
 from hicache_core.memory.ledger import Ledger
-from hicache_core.memory.machine import machine_limits
 
 _RESERVE_SHARE = 20
 """One part in so many of the host's memory is kept back for everything else."""

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from attrs import frozen
-
-from hicache_core.errors import RegisteredTwiceError, RegistrationError
+from hicache_core.errors import RegisteredTwiceError, RegistrationError, StuckRange
 from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.options import MemoryOptions
 
@@ -26,23 +24,6 @@ class Registrar(Protocol):
 
     def unregister(self, host: HostRange) -> None:
         """Undo :meth:`register` of exactly this range."""
-
-
-@frozen(kw_only=True)
-class StuckRange:
-    """A registration that could not be undone; its memory stays mapped.
-
-    Args:
-        who: whose memory it is.
-        host: the range that was registered.
-        offset: byte of the memory at which it starts.
-        rc: return code of the runtime; -1 where it gave none.
-    """
-
-    who: str
-    host: HostRange
-    offset: int
-    rc: int
 
 
 class Registrations:
@@ -152,7 +133,9 @@ class Registrations:
             except Exception as error:
                 rc = getattr(error, "rc", _UNKNOWN_RC)
                 offset = part.start - self._whole.start
-                stuck.append(StuckRange(who=self._who, host=part, offset=offset, rc=rc))
+                stuck.append(StuckRange(
+                        who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc
+                    ))
             else:
                 self._ranges = [kept for kept in self._ranges if kept is not part]
         self.stuck = tuple(stuck)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hicache_core.memory.kernel_files import KernelFiles
-from hicache_core.memory.machine import MachineLimits, machine_limits
+from hicache_core.machine.kernel_files import KernelFiles
+from hicache_core.machine.limits import MachineLimits, machine_limits
 
 GIB = 1 << 30
 V1_NO_LIMIT = "9223372036854771712"

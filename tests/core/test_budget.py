@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hicache_core.errors import SpecError
-from hicache_core.memory.budget import memory_budget
-from hicache_core.memory.machine import HugePages, MachineLimits
+from hicache_core.machine.budget import memory_budget
+from hicache_core.machine.limits import HugePages, MachineLimits
 from tests.core.machine_trees import (
     GIB,
     V1_NO_LIMIT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hicache_core.errors import MachineError
-from hicache_core.memory.cgroups import MemoryLevel, cpu_quota, memory_levels
+from hicache_core.machine.cgroups import MemoryLevel, cpu_quota, memory_levels
 from tests.core.machine_trees import (
     GIB,
     TMPFS,

@@ -18,8 +18,8 @@ from hicache_core.doctor import (
     plugin_findings,
 )
 from hicache_core.errors import PluginError
-from hicache_core.memory.cgroups import MemoryLevel
-from hicache_core.memory.machine import HugePages, MachineLimits
+from hicache_core.machine.cgroups import MemoryLevel
+from hicache_core.machine.limits import HugePages, MachineLimits
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import PLATFORMS, platform_named
 

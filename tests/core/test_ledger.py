@@ -11,7 +11,13 @@ import pytest
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
-from hicache_core.errors import CapacityError, OverBudgetError, RegisteredTwiceError, RegistrationError
+from hicache_core.errors import (
+    BookedBytes,
+    CapacityError,
+    OverBudgetError,
+    RegisteredTwiceError,
+    RegistrationError,
+)
 from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.host import HostMemory
 from hicache_core.memory.ledger import Entry, Kind, Ledger
@@ -72,7 +78,7 @@ def test_over_budget_names_by_how_much_and_who_holds_the_rest(kind: Kind) -> Non
     assert isinstance(error, OverBudgetError)
     assert (error.code, error.who, error.nbytes) == ("over-budget", "b", 47)
     assert (error.missing_bytes, error.budget_bytes) == (7, 100)
-    assert error.booked == (Entry(who="a", kind=kind, nbytes=60),)
+    assert error.booked == (BookedBytes(who="a", nbytes=60),)
     assert error.remedy
     assert ledger.total(kind) == 60
     ledger.book("b", 40, kind)

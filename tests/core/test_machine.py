@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from hicache_core.errors import MachineError
-from hicache_core.memory.machine import HugePages, NumaNode, machine_limits
+from hicache_core.machine.limits import HugePages, NumaNode, machine_limits
 from tests.core.machine_trees import GIB, PLAIN, limits_of, plant, v2_group, v2_level
 
 

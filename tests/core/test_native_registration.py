@@ -169,7 +169,7 @@ def test_what_cannot_be_unregistered_is_kept_and_tried_again(make_native: MakeNa
     (stuck,) = caught.value.stuck
     assert stuck.rc == 999
     assert machine.stand_in.count("live_registrations") == 1
-    bytes_at(stuck.host.start, stuck.host.nbytes)[...] = 1
+    bytes_at(stuck.start, stuck.nbytes)[...] = 1
     memory.destroy()
     assert machine.stand_in.count("live_registrations") == 0
     assert machine.stand_in.count("unregister") == 4

@@ -202,9 +202,9 @@ def test_what_could_not_be_unregistered_stays_mapped(monkeypatch: pytest.MonkeyP
     with pytest.raises(UnregisterError) as caught:
         memory.destroy()
     (stuck,) = caught.value.stuck
-    assert (stuck.host.start, stuck.offset, stuck.rc) == (memory.range.start + 4 * CUT, 4 * CUT, 1)
+    assert (stuck.start, stuck.offset, stuck.rc) == (memory.range.start + 4 * CUT, 4 * CUT, 1)
     assert memory.stuck == caught.value.stuck
-    assert [segment.host for segment in memory.segments] == [stuck.host]
+    assert [segment.host.start for segment in memory.segments] == [stuck.start]
     assert memory.view[:4].tolist() == [7] * 4
     assert len(runtime.memory.registrations) == 1
     memory.destroy()

@@ -11,8 +11,8 @@ from typing import Protocol
 import attrs
 
 from hicache_core.errors import MachineError
-from hicache_core.memory.cgroups import MemoryLevel, cpu_quota, memory_levels
-from hicache_core.memory.kernel_files import KernelFiles
+from hicache_core.machine.cgroups import MemoryLevel, cpu_quota, memory_levels
+from hicache_core.machine.kernel_files import KernelFiles
 from hicache_core.spec.checks import whole
 
 MEMINFO = "/proc/meminfo"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from hicache_core.memory.kernel_files import KernelFiles
+from hicache_core.machine.kernel_files import KernelFiles
 from hicache_core.spec.checks import name, whole
 
 # Without a limit, version 1 shows the largest signed number that is whole pages, which depends on the page.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from hicache_core.memory.machine import MEMINFO, MachineLimits
+from hicache_core.machine.limits import MEMINFO, MachineLimits
 from hicache_core.spec.checks import name, whole
 from hicache_core.spec.units import format_bytes
 
