@@ -94,7 +94,8 @@ def replay(path: Path, report: Path | None, live: Path | None, as_json: bool, **
             report.parent.mkdir(parents=True, exist_ok=True)
     requests = read_trace(path)
     first = next(requests)
-    run = Replay(ReplayConfig(**choices), load_plugins(), first.block_tokens)
+    with _populating() as told:
+        run = Replay(ReplayConfig(**choices), load_plugins(), first.block_tokens, progress=told)
     try:
         with _progress() as advance, ExitStack() as served:
             if live is not None:
@@ -112,6 +113,25 @@ def replay(path: Path, report: Path | None, live: Path | None, as_json: bool, **
         _print(result)
     if run.report.mismatches or run.report.failed_transfers:
         sys.exit(1)
+
+
+@contextmanager
+def _populating() -> Iterator[Callable[[int, int], None]]:
+    """Bytes and rate of each buffer's host memory on the terminal while it is populated."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("host memory"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("populate", total=None)
+
+        def told(done: int, nbytes: int) -> None:
+            if done < progress.tasks[0].completed:
+                progress.reset(task)
+            progress.update(task, completed=done, total=nbytes)
+
+        yield told
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hicache_core.device.cuda import CudaRuntime
 from hicache_core.device.hip import HipRuntime
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import TraceError, TransferError, UnknownNameError
+from hicache_core.memory.options import MemoryOptions, Progress
 from hicache_core.memory.slots import Int64Array, PageAllocator
 from hicache_core.plugins import PluginRegistry
 from hicache_core.replay.content import Uint64Array, block_page_keys
@@ -105,12 +106,20 @@ class Replay:
         config: what to do.
         registry: the plugins.
         trace_block_tokens: tokens of a block in the trace.
+        progress: told how much of a buffer's host memory is there, in bytes; what it raises ends it.
 
     Raises:
         HiCacheError: the configuration cannot work; nothing is left behind.
     """
 
-    def __init__(self, config: ReplayConfig, registry: PluginRegistry, trace_block_tokens: int) -> None:
+    def __init__(
+        self,
+        config: ReplayConfig,
+        registry: PluginRegistry,
+        trace_block_tokens: int,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
         self.config = config
         self.report = Report()
         policy = policy_named(config.policy)
@@ -138,6 +147,7 @@ class Replay:
                 layer_count=self.assembly.layer_count,
                 allow_kernel_layer_first=config.allow_kernel_layer_first,
                 probe=config.probe,
+                memory=MemoryOptions(progress=progress),
             ),
             [pools[spec.pool] for spec in self.assembly.specs],
             runtime,

@@ -21,9 +21,12 @@ from hicache_core.errors import (
     UnknownNameError,
 )
 from hicache_core.hookspecs import ENTRY_POINT_GROUP
+from hicache_core.memory.process import process_ledger
 from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.replay import runner
 from hicache_core.replay.report import write_report
+from hicache_core.replay.runner import Replay
+from hicache_core.replay.setup import ReplayConfig
 from hicache_core.spec import Platform
 from tests.replay.replays import (
     BLOCK_BYTES,
@@ -361,3 +364,30 @@ def test_seed_of_the_simulator_changes_no_figure(platform: str, io_backend: str,
     assert reports[0]["mismatches"] == 0
     assert reports[0]["hits"]["host_blocks"] > 0
     assert all(report == reports[0] for report in reports)
+
+
+def test_host_memory_is_told_as_it_comes_and_can_be_stopped() -> None:
+    """Every buffer to its end; an interruption leaves nothing booked."""
+    told: list[tuple[int, int]] = []
+    registry = load_plugins()
+    config = ReplayConfig(
+        model="llama-3.1-8b",
+        platform="cpu-sim",
+        io_backend="kernel",
+        layout="page_first",
+        device_blocks=4,
+        host_blocks=8,
+        page_slots=4,
+        layers=1,
+        block_tokens=4,
+    )
+    before = process_ledger().snapshot()
+    Replay(config, registry, 4, progress=lambda done, nbytes: told.append((done, nbytes))).close()
+    assert sum(done == nbytes for done, nbytes in told) == 2
+
+    def stop(done: int, nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Replay(config, registry, 4, progress=stop)
+    assert process_ledger().snapshot() == before
