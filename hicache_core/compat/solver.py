@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from hicache_core.compat.answer import Answer, Combination, Outcome, Violation
-from hicache_core.compat.paths import SERVED, pool_plan
+from hicache_core.compat.paths import LAYER_FIRST_KERNEL, SERVED, pool_plan
 from hicache_core.compat.plan import Plan, Query
 from hicache_core.compat.rules import RULES, conditions
 from hicache_core.errors import IncompatibleError
@@ -21,18 +21,21 @@ def violations(query: Query) -> tuple[Violation, ...]:
 
 
 def _others(query: Query) -> Iterator[Combination]:
-    """What else the operator could choose, nearest first: options stay, then the backend, then the order."""
+    """What else the operator could choose, nearest first: no new option, then the backend, then the order."""
 
     def distance(other: Combination) -> tuple[bool, bool, bool]:
         same_order = other.layout.startswith(query.layout) or query.layout.startswith(other.layout)
-        opted = other.allow_kernel_layer_first != query.allow_kernel_layer_first
-        return opted, other.io_backend != query.io_backend, not same_order
+        opts_in = other.allow_kernel_layer_first and not query.allow_kernel_layer_first
+        return opts_in, other.io_backend != query.io_backend, not same_order
 
-    options = dict.fromkeys((query.allow_kernel_layer_first, True))
     every = (
-        Combination(io_backend=io_backend, layout=layout, allow_kernel_layer_first=option)
-        for option in options
-        for io_backend, layout in SERVED
+        Combination(
+            io_backend=pair[0],
+            layout=pair[1],
+            # Advised where it is needed, and nowhere else.
+            allow_kernel_layer_first=pair == LAYER_FIRST_KERNEL and not query.platform.kernel_layer_first,
+        )
+        for pair in SERVED
     )
     return iter(sorted(every, key=distance))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -155,18 +154,15 @@ def way(cell: Cell, pool: Pool) -> str:
 
 
 def neighbours(cell: Cell) -> Sequence[Cell]:
-    """What could be chosen instead, nearest first: no other option, then the backend, then the order.
+    """What could be chosen instead, nearest first: no new option, then the backend, then the order.
 
-    Page-first layouts are one order, whoever serves them.
+    Page-first layouts are one order, whoever serves them. The option goes with the pair that asks for it.
     """
 
     def distance(other: Cell) -> tuple[bool, bool, bool]:
         order, asked_order = (one.layout.startswith("page_first") for one in (other, cell))
-        return other.allowed != cell.allowed, other.io_backend != cell.io_backend, order != asked_order
+        return other.allowed and not cell.allowed, other.io_backend != cell.io_backend, order != asked_order
 
-    options = {cell.allowed, True}
-    others = (
-        cell._replace(io_backend=pair[0], layout=pair[1], allowed=option)
-        for pair, option in itertools.product(sorted(rules.SERVED), sorted(options))
-    )
+    pairs = (cell._replace(io_backend=pair[0], layout=pair[1]) for pair in sorted(rules.SERVED))
+    others = (other._replace(allowed=_on_request(other)) for other in pairs)
     return sorted(others, key=distance)
