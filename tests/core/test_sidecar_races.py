@@ -1,0 +1,59 @@
+"""A sidecar joins while others use the group, or is interrupted: nothing of theirs breaks, nothing leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from hicache_core.controller import ControllerConfig
+from hicache_core.device.sim import SimRuntime
+from hicache_core.pool import PoolBuffers
+from hicache_core.spec import IndexSpace, PoolSpec, Reuse, RowUnit, platform_named
+from hicache_core.testing.rigs import Rig
+from hicache_core.testing.stand_ins import pool_spec, registry_of
+
+KV = pool_spec(48)
+SIDE = pool_spec(64, 32, pool="side", anchor=False, layer_ids=(1, 2))
+STATES = pool_spec(
+    256,
+    unit=RowUnit.SLOT,
+    pool="state",
+    anchor=False,
+    space=IndexSpace(name="states", page_slots=1, reuse=Reuse.LEAF),
+)
+Hooks = Mapping[str, Callable[..., Any]]
+NO_HOOKS: Hooks = {}
+
+
+def _rig(*specs: PoolSpec, hooks: Hooks = NO_HOOKS, probe: bool = True) -> Rig[SimRuntime]:
+    runtime = SimRuntime(platform_named("rocm-mi355x"))
+    config = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=16, probe=probe)
+    return Rig([KV], config, runtime, registry=registry_of([KV, *specs], **hooks))
+
+
+def _at_the_tables_of(pool: str, act: Callable[[], None]) -> Hooks:
+    """Something that happens while a sidecar's tables are made."""
+
+    def hicache_build_pointer_table(spec: PoolSpec, buffers: PoolBuffers, device: int) -> None:
+        if spec.pool == pool:
+            act()
+
+    return {"hicache_build_pointer_table": hicache_build_pointer_table}
+
+
+@pytest.mark.parametrize("of", ["allocators", "links"])
+def test_who_walks_over_the_spaces_is_not_disturbed_by_a_new_one(of: str) -> None:
+    """A thread that frees, or describes the controller, goes on over what it began with."""
+    more = pool_spec(
+        64, unit=RowUnit.SLOT, pool="more", anchor=False, space=IndexSpace(name="more", page_slots=1)
+    )
+    with _rig(STATES, more) as rig:
+        rig.controller.register_sidecar(rig.device_pool(STATES), host_pages=6)
+        walked: Mapping[str, Any] = getattr(rig.controller.group, of)
+        names = iter(walked)
+        first = next(names)
+        rig.controller.register_sidecar(rig.device_pool(more), host_pages=6)
+        assert "more" not in [first, *names]
+        assert "more" in getattr(rig.controller.group, of)
