@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -179,3 +180,17 @@ def test_pools_without_bytes_or_device_pages_have_nothing_to_prove() -> None:
         reasons = [e["reason"] for e in rig.controller.decisions.as_data() if e["code"] == "probe-passed"]
         assert len(reasons) == 2
         assert all(reason.startswith("0 bytes") for reason in reasons)
+
+
+@pytest.mark.parametrize("platform", ["rocm-mi355x", "cuda-wsl2", "cuda"])
+def test_nothing_of_the_probe_keeps_host_memory_from_its_release(platform: str) -> None:
+    """Once a controller is closed nothing is booked, though no garbage was collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        config = ControllerConfig(io_backend="direct", layout="page_first_direct", host_pages=16)
+        rig = Rig([pool_spec(48)], config, SimRuntime(platform_named(platform)))
+        rig.controller.close()
+        assert rig.controller.ledger.snapshot() == ()
+    finally:
+        gc.enable()

@@ -211,7 +211,9 @@ class _CopySpaces:
             try:
                 return self._found(space, starts, sizes)
             except Unseen as error:
-                unseen = error if unseen is None or error.crossing else unseen
+                # Its traceback would hold this frame, and all above, until the garbage is collected.
+                found = error.with_traceback(None)
+                unseen = found if unseen is None or found.crossing else unseen
         if unseen is None:
             return []
         raise self._memory.fault(unseen, stream.device, f"{self._kind.value} copy")
