@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
-from hicache_core.pool import PoolBuffers
+from hicache_core.errors import SidecarError
+from hicache_core.group import HostGroup
+from hicache_core.pool import HostPool, PoolBuffers
 from hicache_core.spec import IndexSpace, PoolSpec, Reuse, RowUnit, platform_named
-from hicache_core.testing.rigs import Rig
+from hicache_core.testing.rigs import Rig, differences
 from hicache_core.testing.stand_ins import pool_spec, registry_of
+from hicache_core.transfer.ticket import Ticket
 
 KV = pool_spec(48)
 SIDE = pool_spec(64, 32, pool="side", anchor=False, layer_ids=(1, 2))
@@ -57,3 +61,33 @@ def test_who_walks_over_the_spaces_is_not_disturbed_by_a_new_one(of: str) -> Non
         rig.controller.register_sidecar(rig.device_pool(more), host_pages=6)
         assert "more" not in [first, *names]
         assert "more" in getattr(rig.controller.group, of)
+
+
+@pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
+def test_a_controller_that_is_closed_meanwhile_keeps_nothing_of_the_sidecar(probe: bool) -> None:
+    """Closing wins at whatever step the sidecar is; its memory is given back like the others'."""
+    closing = _at_the_tables_of("side", lambda: rig.controller.close())
+    rig = _rig(SIDE, hooks=closing, probe=probe)
+    with pytest.raises(SidecarError):
+        rig.controller.register_sidecar(rig.device_pool(SIDE))
+    assert not rig.runtime.memory.registrations
+    assert not rig.controller.ledger.snapshot()
+    assert [pool.spec.pool for pool in rig.controller.group.pools] == ["kv"]
+
+
+def test_a_close_while_a_sidecar_is_published_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the publication, and then closes over all pools."""
+    rig = _rig(SIDE)
+    offered = rig.device_pool(SIDE)
+    admit, closing = HostGroup.admit, threading.Thread(target=rig.controller.close)
+
+    def slow_admit(group: HostGroup, pool: HostPool) -> None:
+        closing.start()
+        closing.join(0.3)
+        admit(group, pool)
+
+    monkeypatch.setattr(HostGroup, "admit", slow_admit)
+    rig.controller.register_sidecar(offered)
+    closing.join()
+    assert not rig.runtime.memory.registrations
+    assert not rig.controller.ledger.snapshot()
