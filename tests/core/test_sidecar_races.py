@@ -6,17 +6,21 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hicache_core.controller import ControllerConfig
+from hicache_core.device.base import Stream
 from hicache_core.device.sim import SimRuntime
-from hicache_core.errors import SidecarError
+from hicache_core.errors import ProbeError, SidecarError
 from hicache_core.group import HostGroup
 from hicache_core.pool import HostPool, PoolBuffers
 from hicache_core.spec import IndexSpace, PoolSpec, Reuse, RowUnit, platform_named
-from hicache_core.testing.rigs import Rig, differences
+from hicache_core.testing.rigs import Rig
 from hicache_core.testing.stand_ins import pool_spec, registry_of
+from hicache_core.transfer.pairs import PagePairs
 from hicache_core.transfer.ticket import Ticket
+from hicache_core.transfer.ways import Way
 
 KV = pool_spec(48)
 SIDE = pool_spec(64, 32, pool="side", anchor=False, layer_ids=(1, 2))
@@ -61,6 +65,62 @@ def test_who_walks_over_the_spaces_is_not_disturbed_by_a_new_one(of: str) -> Non
         rig.controller.register_sidecar(rig.device_pool(more), host_pages=6)
         assert "more" not in [first, *names]
         assert "more" in getattr(rig.controller.group, of)
+
+
+class _FailingWriter:
+    """A writer that submits what it is asked to, and then raises."""
+
+    def __init__(self, way: Way, error: BaseException) -> None:
+        self._way, self._error = way, error
+
+    def submit(self, pairs: PagePairs, layers: range, stream: Stream) -> None:
+        self._way.submit(pairs, layers, stream)
+        raise self._error
+
+
+def _failing_writer(error: BaseException) -> Hooks:
+    def hicache_staged_write_back(pool: HostPool, device: int) -> _FailingWriter | None:
+        assert pool.ways is not None
+        return _FailingWriter(pool.ways.backup, error) if pool.spec.pool == "side" else None
+
+    return {"hicache_staged_write_back": hicache_staged_write_back}
+
+
+def test_whatever_a_writer_raises_names_the_probe_and_leaves_the_bytes() -> None:
+    """An error that is none of hicache is a failed probe, with the error in it."""
+    with _rig(SIDE, hooks=_failing_writer(ValueError("odd"))) as rig:
+        offered = rig.device_pool(SIDE)
+        before = {name: rows.copied() for name, rows in rig.device_rows["side"].items()}
+        with pytest.raises(SidecarError) as caught:
+            rig.controller.register_sidecar(offered)
+        assert caught.value.step == "probe"
+        assert isinstance(caught.value.__cause__, ProbeError)
+        for name, rows in rig.device_rows["side"].items():
+            assert np.array_equal(rows.copied(), before[name])
+
+
+@pytest.mark.parametrize("at", ["submission", "wait"])
+def test_an_interrupt_during_the_probe_leaves_bytes_and_group(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device rows are what they were, nothing runs over memory that was given back, the group serves."""
+    hooks = _failing_writer(KeyboardInterrupt()) if at == "submission" else NO_HOOKS
+    with _rig(SIDE, hooks=hooks) as rig:
+        offered = rig.device_pool(SIDE)
+        registered = sorted(rig.runtime.memory.registrations)
+        before = {name: rows.copied() for name, rows in rig.device_rows["side"].items()}
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            if at == "wait":
+                patch.setattr(Ticket, "wait", _interrupted)
+            rig.controller.register_sidecar(offered)
+        for name, rows in rig.device_rows.pop("side").items():
+            assert np.array_equal(rows.copied(), before[name])
+        assert sorted(rig.runtime.memory.registrations) == registered
+        rig.there_and_back()
+
+
+def _interrupted(ticket: Ticket) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
