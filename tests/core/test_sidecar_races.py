@@ -109,10 +109,11 @@ def test_an_interrupt_during_the_probe_leaves_bytes_and_group(
         offered = rig.device_pool(SIDE)
         registered = sorted(rig.runtime.memory.registrations)
         before = {name: rows.copied() for name, rows in rig.device_rows["side"].items()}
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             if at == "wait":
                 patch.setattr(Ticket, "wait", _interrupted)
-            rig.controller.register_sidecar(offered)
+            with pytest.raises(KeyboardInterrupt):
+                rig.controller.register_sidecar(offered)
         for name, rows in rig.device_rows.pop("side").items():
             assert np.array_equal(rows.copied(), before[name])
         assert sorted(rig.runtime.memory.registrations) == registered
@@ -126,8 +127,11 @@ def _interrupted(ticket: Ticket) -> None:
 @pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
 def test_a_controller_that_is_closed_meanwhile_keeps_nothing_of_the_sidecar(probe: bool) -> None:
     """Closing wins at whatever step the sidecar is; its memory is given back like the others'."""
-    closing = _at_the_tables_of("side", lambda: rig.controller.close())
-    rig = _rig(SIDE, hooks=closing, probe=probe)
+
+    def close() -> None:
+        rig.controller.close()
+
+    rig = _rig(SIDE, hooks=_at_the_tables_of("side", close), probe=probe)
     with pytest.raises(SidecarError):
         rig.controller.register_sidecar(rig.device_pool(SIDE))
     assert not rig.runtime.memory.registrations
