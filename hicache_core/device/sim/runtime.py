@@ -219,11 +219,10 @@ class _CopySpaces:
         raise self._memory.fault(unseen, stream.device, f"{self._kind.value} copy")
 
     def _found(self, space: AddressSpace, starts: Int64Array, sizes: Int64Array) -> list[tuple[Region, int]]:
-        indices = space.resolve(starts, sizes).tolist()
-        regions = space.regions
+        regions = space.resolve(starts, sizes)
         return [
-            (regions[index], address - regions[index].start)
-            for index, address in zip(indices, starts.tolist(), strict=True)
+            (region, address - region.start)
+            for region, address in zip(regions, starts.tolist(), strict=True)
         ]
 
 
