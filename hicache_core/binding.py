@@ -77,7 +77,7 @@ class Binder:
             pool.ways = evolve(pool.ways, backup=writer)
 
     def _check_tables(self, pool: HostPool, tables: Any) -> None:
-        """Refuse tables of other rows, of another device, or of addresses outside the pool's memory."""
+        """Refuse tables of other rows, of another device, or of pages outside the pool's host memory."""
         if not isinstance(tables, tuple | list) or len(tables) != len(pool.buffers):
             raise self._bad(pool, repr(tables), f"{len(pool.buffers)} BufferTables, one per buffer")
         for table, buffer in zip(tables, pool.buffers, strict=True):
@@ -103,7 +103,7 @@ class Binder:
         table: HostTable | KernelTable,
         ranges: Sequence[HostRange] | Sequence[KernelRange],
     ) -> None:
-        outside = next(_outside(table.bases, ranges), None)
+        outside = next(_outside(table, pool.pages, ranges), None)
         if outside is not None:
             first = f"{ranges[0].start:#x}" if ranges else "none"
             got = f"{outside:#x} in {what}"
@@ -118,14 +118,31 @@ class Binder:
         )
 
 
-def _outside(bases: Int64Array, ranges: Sequence[HostRange] | Sequence[KernelRange]) -> Iterator[int]:
-    """The bases that lie in none of the ranges."""
+def _outside(
+    table: HostTable | KernelTable, pages: int, ranges: Sequence[HostRange] | Sequence[KernelRange]
+) -> Iterator[int]:
+    """The bases that lie in none of the ranges, or whose pages leave the range that they start in."""
     ordered = sorted((seen.start, seen.start + seen.nbytes) for seen in ranges)
+    if not ordered:
+        yield from table.bases.ravel().tolist()
+        return
     starts = np.array([start for start, _ in ordered], dtype=np.int64)
     ends = np.array([end for _, end in ordered], dtype=np.int64)
-    if not ordered:
-        yield from bases.ravel().tolist()
-        return
-    found = np.searchsorted(starts, bases, side="right") - 1
-    bad = (found < 0) | (bases >= ends[np.maximum(found, 0)])
-    yield from bases[bad].tolist()
+    found = np.maximum(np.searchsorted(starts, table.bases, side="right") - 1, 0)
+    before, behind = (reach.reshape(-1, 1) for reach in _reaches(table, pages))
+    # Differences alone, since a stride of a plugin may be beyond what a sum of addresses holds.
+    bad = (table.bases < starts[found]) | (table.bases - starts[found] < before)
+    bad |= ends[found] - table.bases < behind
+    yield from table.bases[bad].tolist()
+
+
+def _reaches(table: HostTable | KernelTable, pages: int) -> tuple[Int64Array, Int64Array]:
+    """How far each group's pages reach before and behind its base, in bytes: int64[groups] each."""
+    most = int(np.iinfo(np.int64).max)
+    counts = np.diff(np.append(table.first_pages, pages)).tolist()
+    before, behind = [], []
+    for count in counts:
+        steps = (max(count - 1, 0) * table.page_stride, (table.grid.page_rows - 1) * table.row_stride)
+        before.append(min(-sum(min(step, 0) for step in steps), most))
+        behind.append(min(sum(max(step, 0) for step in steps) + table.grid.row_bytes, most))
+    return np.array(before, dtype=np.int64), np.array(behind, dtype=np.int64)

@@ -201,7 +201,8 @@ class Controller:
                 self._publish(pool, plan)
             except BaseException as error:
                 destroy_after(error, [pool], who="register_sidecar")
-                if not ring_was_made:
+                if self.engine.closed or not ring_was_made:
+                    self.engine.drain()
                     self.engine.ring.release()
                 raise
 
@@ -232,6 +233,8 @@ class Controller:
         """Let a pool take part; no transfer is between its holds and its submission meanwhile."""
         space = pool.spec.index_space.name
         with self._submitting:
+            if self.engine.closed:
+                raise closed_error("register_sidecar")
             self.device_pages.setdefault(space, pool.device_pool.pages or 0)
             self.group.admit(pool)
             self.plan = plan
@@ -365,7 +368,8 @@ class Controller:
             UnregisterError: some could not be unregistered and stays mapped; the rest is released.
         """
         self.engine.close()
-        self.group.destroy()
+        with self._submitting:
+            self.group.destroy()
 
 
 def _check_others(others: Any, anchor_space: str, who: str) -> None:

@@ -135,8 +135,10 @@ class HostGroup:
         known = self.allocators.get(space.name)
         if known is None:
             other = PageAllocator(space, pool.pages, who=f"host slots of '{space.name}'")
-            self.links[space.name] = PageLinks(self.allocators[self.anchor_space], other)
-            self.allocators[space.name] = other
+            links = PageLinks(self.allocators[self.anchor_space], other)
+            # New mappings, since other threads walk over these; no link is seen before its allocator.
+            self.allocators = {**self.allocators, space.name: other}
+            self.links = {**self.links, space.name: links}
         else:
             known.mark_incomplete()
         self.pools = (*self.pools, pool)

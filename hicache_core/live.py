@@ -99,6 +99,8 @@ class LiveSocket:
                     self.wfile.write(json.dumps(description()).encode())
 
         self.path = path
+        self._closing = threading.Lock()
+        self._closed = False
         try:
             self._server = socketserver.ThreadingUnixStreamServer(str(path), Reader)
         except OSError as error:
@@ -114,10 +116,14 @@ class LiveSocket:
 
     def close(self) -> None:
         """Stop serving and remove the socket; a second call does nothing."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self.path.unlink(missing_ok=True)
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> LiveSocket:
         return self

@@ -288,7 +288,7 @@ class PluginRegistry:
             return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         except HiCacheError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _refusal(
                 owner.title,
                 f"{type(error).__name__}: {error} from {hook} for family '{family}'",

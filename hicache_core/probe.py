@@ -122,7 +122,9 @@ class _Probe:
         kept = [(one.host[hosts].copy(), one.read_device(devices)) for one in self._series]
         try:
             self._there_and_back(kept)
-        except HiCacheError:
+        except BaseException:
+            # An interrupt leaves transfers behind that run over these bytes.
+            self._engine.drain()
             # A device that has failed may refuse this too; what failed first is what counts.
             with contextlib.suppress(RuntimeError):
                 self._put_back(hosts, devices, kept)
@@ -170,8 +172,10 @@ class _Probe:
             move(
                 {pool.spec.index_space.name: pairs}, after=None, on_acknowledged=lambda: None, lanes=lanes
             ).wait()
-        except HiCacheError as error:
-            raise self._failed(step, str(error), "a transfer without a device error") from error
+        except Exception as error:
+            # A writer of a plugin may raise anything.
+            got = str(error) if isinstance(error, HiCacheError) else f"{type(error).__name__}: {error}"
+            raise self._failed(step, got, "a transfer without a device error") from error
         if step == "backup" and pool.staged and kernels is not None and kernels.host_stores > stores:
             got = f"{kernels.host_stores - stores} launches of kernels that store to host memory"
             raise self._failed(step, got, "copies issued by the host, as staged write-back declares")

@@ -7,8 +7,10 @@ import types
 from pathlib import Path
 
 import torch
+from click import Context
 
 from hicache_core import Controller, ControllerConfig, DevicePool, SimRuntime, platform_named
+from hicache_core.cli import main
 from hicache_core.plugins import PluginRegistry
 from hicache_core.spec import IndexSpace, PoolGeometry
 from tests.cli.commands import hicache
@@ -90,3 +92,9 @@ def test_the_questions_before_the_machines_arrive_are_answered() -> None:
     assert [line[1] for line in lines] == ["check", "check", "plan"]
     for line in lines:
         assert hicache(*line[1:]).exit_code == 0
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """The table of commands lists all that there are."""
+    for name in main.list_commands(Context(main)):
+        assert f"`hicache {name}" in README

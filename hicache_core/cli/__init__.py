@@ -48,6 +48,10 @@ class _Commands(click.Group):
             sys.exit(2)
         except BrokenPipeError:
             sys.exit(0)
+        except OSError as error:
+            # 1 would read as an answer, and that is what could not be written.
+            click.echo(f"hicache: {error.filename or 'output'}: {error.strerror or error}", err=True)
+            sys.exit(2)
 
 
 @click.group(cls=_Commands)

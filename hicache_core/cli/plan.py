@@ -62,6 +62,9 @@ def _of_spaces(number: Callable[[str], Any]) -> Callable[..., dict[str, Any]]:
 
 
 def _percent(text: str) -> Fraction:
+    if "e" in text.lower():
+        # Exact arithmetic would write 1e999999999 out.
+        raise ValueError(text)
     return Fraction(text.removesuffix("%")) / 100
 
 

@@ -293,6 +293,18 @@ def test_reader_that_goes_away_is_no_failure() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_output_that_cannot_be_written_is_no_answer() -> None:
+    """A full disk exits with 2 and says so; 1 would be a no."""
+    with Path("/dev/full").open("wb") as full:
+        command = [*COMMAND, "models", "--json"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(b"hicache: ")
+    assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
 def test_introspection_needs_no_torch(tmp_path: Path) -> None:
     """An operator asks in well under a second, on a machine that has no torch."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')\n", encoding="utf-8")

@@ -175,6 +175,8 @@ def test_missing_family_is_a_no_without_figures(monkeypatch: pytest.MonkeyPatch)
         ["--host-size", "1GB", "--pages", "nosuch=1"],
         ["--host-size", "1GB", "--share", "state=1/0"],
         ["--host-size", "1GB", "--share", "state=100"],
+        ["--host-size", "1GB", "--share", "state=1e1"],
+        ["--host-size", "1GB", "--share", "state=1E-99999999999"],
         ["--host-size", "1GB", "--share", "state=60", "--share", "full=60"],
         ["--host-size", "1GB", "--share", "state=60", "--pages", "state=1"],
         ["--host-size", "1GB", "--block-tokens", "0"],

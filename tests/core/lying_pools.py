@@ -87,6 +87,16 @@ def cpu_tables(only: str = "") -> Hooks:
     return _tables(lambda kernel, host: evolve(kernel, bases=host.bases, provenance=Provenance.ALIAS), only)
 
 
+def far_pages(stride: int, only: str = "") -> Hooks:
+    """Tables that start where they should, and whose pages lie ``stride`` bytes apart."""
+    return _tables(lambda kernel, host: evolve(kernel, page_stride=stride), only)
+
+
+def late_base(nbytes: int, only: str = "") -> Hooks:
+    """Tables that start a little too late, so that the last page ends behind the memory."""
+    return _tables(lambda kernel, host: evolve(kernel, bases=kernel.bases + nbytes), only)
+
+
 def swapped_layers(only: str = "") -> Hooks:
     """Addresses of its own registrations, those of one layer in the place of another's."""
     return _tables(lambda kernel, host: evolve(kernel, bases=kernel.bases[:, ::-1]), only)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from hicache_core.binding import Binder
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.device.sim.faults import Faults
@@ -226,11 +227,12 @@ def _far_pages(spec: Any, buffers: Any, device: int) -> tuple[BufferTables, ...]
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_a_kernel_that_faults_is_a_failed_transfer(move: str) -> None:
-    """I36: the fault of a plugin's wrong table, with its address, reaches the caller through the ticket."""
+def test_a_kernel_that_faults_is_a_failed_transfer(move: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I36: the fault of a wrong table, were it not refused, reaches the caller through the ticket."""
     spec = pool_spec(48)
     registry = registry_of([spec], hicache_build_pointer_table=_far_pages)
     config = ControllerConfig(io_backend="kernel", layout="layer_first", host_pages=8, probe=False)
+    monkeypatch.setattr(Binder, "_check_tables", lambda *_: None)
     with Rig([spec], config, SimRuntime(platform_named("cuda-wsl2")), registry=registry) as rig:
         rig.allocate(6)
         before = rig.snapshot()

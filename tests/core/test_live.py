@@ -14,7 +14,7 @@ from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import LiveError, SidecarError
 from hicache_core.events import DecisionLog
-from hicache_core.live import LiveSocket, describe, read_live
+from hicache_core.live import SCHEMA, LiveSocket, describe, read_live
 from hicache_core.spec import RowUnit, platform_named
 from hicache_core.testing.rigs import Rig
 from hicache_core.testing.stand_ins import pool_spec, registry_of
@@ -114,3 +114,13 @@ def test_nobody_there_and_somebody_else_are_told_apart_from_a_controller(tmp_pat
         LiveSocket(tmp_path / "one.sock", dict)
     with pytest.raises(LiveError):
         LiveSocket(tmp_path / "no folder" / "one.sock", dict)
+
+
+def test_a_second_close_leaves_the_socket_of_the_next_owner(tmp_path: Path) -> None:
+    """Whoever serves on the path by then is still there."""
+    path = tmp_path / "live.sock"
+    first = LiveSocket(path, dict)
+    first.close()
+    with _rig() as rig, LiveSocket(path, lambda: describe(rig.controller)):
+        first.close()
+        assert read_live(path)["schema"] == SCHEMA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -18,8 +19,10 @@ from hicache_core.testing.stand_ins import pool_spec, registry_of
 from tests.core.lying_pools import (
     Hooks,
     cpu_tables,
+    far_pages,
     idle_writer,
     kernel_writer,
+    late_base,
     shifted_writer,
     swapped_layers,
 )
@@ -179,3 +182,30 @@ def test_pools_without_bytes_or_device_pages_have_nothing_to_prove() -> None:
         reasons = [e["reason"] for e in rig.controller.decisions.as_data() if e["code"] == "probe-passed"]
         assert len(reasons) == 2
         assert all(reason.startswith("0 bytes") for reason in reasons)
+
+
+@pytest.mark.parametrize("platform", ["rocm-mi355x", "cuda-wsl2", "cuda"])
+def test_nothing_of_the_probe_keeps_host_memory_from_its_release(platform: str) -> None:
+    """Once a controller is closed nothing is booked, though no garbage was collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        config = ControllerConfig(io_backend="direct", layout="page_first_direct", host_pages=16)
+        rig = Rig([pool_spec(48)], config, SimRuntime(platform_named(platform)))
+        rig.controller.close()
+        assert rig.controller.ledger.snapshot() == ()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("pair", [KERNEL_PAGE_FIRST, ("direct", "layer_first")], ids="+".join)
+@pytest.mark.parametrize(
+    "hooks",
+    [far_pages(1 << 40), far_pages(1 << 62), far_pages(-4096), late_base(16)],
+    ids=["far", "beyond int64", "backwards", "late"],
+)
+def test_tables_whose_pages_leave_the_memory_are_refused(hooks: Hooks, pair: tuple[str, str]) -> None:
+    """Before anything moves over them, the probe included: on a device they would write into another's."""
+    spec = pool_spec(48)
+    with pytest.raises(PluginError):
+        Rig([spec], _config(pair, probe=False), SimRuntime(), registry=registry_of([spec], **hooks))

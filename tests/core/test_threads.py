@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
@@ -116,3 +117,27 @@ def test_nobody_hears_of_the_end_before_the_pages_are_released() -> None:
     ticket.wait()
     assert released == [1]
     first.join()
+
+
+@pytest.mark.usefixtures("many_switches")
+def test_the_simulator_registers_while_others_copy() -> None:
+    """No copy sees a half-made list of regions, and no region is lost."""
+    spec = pool_spec(64, page_slots=4, layer_ids=range(3))
+    with Rig([spec], CONFIG, SimRuntime(), options=DeviceOptions(pages=THREADS * PAGES)) as rig:
+        space = rig.runtime.memory.kernel_spaces[0]
+        known = len(space.regions)
+        rows = rig.device_rows["kv"]["b0"].memory[0]
+        starts, sizes = np.array([rows.data_ptr()]), np.array([16])
+
+        def work(number: int) -> None:
+            for _ in range(20 * ROUNDS):
+                if number % 2:
+                    assert len(space.resolve(starts, sizes)) == 1
+                else:
+                    region = space.regions[0]
+                    low = evolve(region, start=64 + number * region.data.size)
+                    space.add(low)
+                    space.remove(low)
+
+        run_all(work)
+        assert len(space.regions) == known

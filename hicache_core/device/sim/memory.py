@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import threading
 from bisect import bisect_right
 
 import numpy as np
@@ -54,27 +55,36 @@ class AddressSpace:
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self.regions: list[Region] = []
-        self._starts: Int64Array = np.empty(0, dtype=np.int64)
-        self._ends: Int64Array = np.empty(0, dtype=np.int64)
+        self._lock = threading.Lock()
+        self._set([])
+
+    @property
+    def regions(self) -> list[Region]:
+        """The regions by address; not changed, but replaced where one comes or goes."""
+        return self._seen[0]
 
     def add(self, region: Region) -> None:
         """Make a region visible."""
-        self._set([*self.regions, region])
+        with self._lock:
+            self._set([*self.regions, region])
 
     def remove(self, region: Region) -> None:
         """Make it invisible again."""
-        self._set([kept for kept in self.regions if kept is not region])
+        with self._lock:
+            self._set([kept for kept in self.regions if kept is not region])
 
-    def _set(self, regions: list[Region]) -> None:
-        self.regions = sorted(regions, key=lambda r: r.start)
-        self._starts = np.array([r.start for r in self.regions], dtype=np.int64)
-        self._ends = np.array([r.end for r in self.regions], dtype=np.int64)
+    def _set(self, unordered: list[Region]) -> None:
+        regions = sorted(unordered, key=lambda r: r.start)
+        starts: Int64Array = np.array([r.start for r in regions], dtype=np.int64)
+        ends: Int64Array = np.array([r.end for r in regions], dtype=np.int64)
+        # In one assignment, for threads that copy meanwhile.
+        self._seen = regions, starts, ends
 
     def find(self, address: int) -> Region | None:
         """The region that holds an address."""
-        index = bisect_right(self.regions, address, key=lambda r: r.start) - 1
-        return self.regions[index] if index >= 0 and address < self.regions[index].end else None
+        regions = self.regions
+        index = bisect_right(regions, address, key=lambda r: r.start) - 1
+        return regions[index] if index >= 0 and address < regions[index].end else None
 
     def bytes_at(self, start: int, nbytes: int) -> Bytes:
         """The bytes behind one run of addresses; raises as :meth:`resolve`."""
@@ -85,15 +95,16 @@ class AddressSpace:
             raise Unseen(region.end, crossing=True)
         return region.data[start - region.start : start - region.start + nbytes]
 
-    def resolve(self, starts: Int64Array, sizes: Int64Array) -> Int64Array:
-        """The number of the region that holds each run of bytes: int64[n].
+    def resolve(self, starts: Int64Array, sizes: Int64Array) -> list[Region]:
+        """The region that holds each run of bytes.
 
         Raises:
             Unseen: the first run of which a byte lies in no region, or that crosses from one to the next.
         """
-        indices = np.searchsorted(self._starts, starts, side="right") - 1
+        regions, first_bytes, last_ends = self._seen
+        indices = np.searchsorted(first_bytes, starts, side="right") - 1
         known = indices >= 0
-        ends = np.where(known, self._ends[indices], 0) if len(self._ends) else np.zeros_like(starts)
+        ends = np.where(known, last_ends[indices], 0) if len(regions) else np.zeros_like(starts)
         outside = np.flatnonzero(~known | (starts >= ends))
         if outside.size:
             raise Unseen(int(starts[outside[0]]), crossing=False)
@@ -101,7 +112,7 @@ class AddressSpace:
         if crossing.size:
             first = int(crossing[0])
             raise Unseen(int(ends[first]), crossing=True)
-        return indices
+        return [regions[index] for index in indices.tolist()]
 
 
 class Unseen(Exception):

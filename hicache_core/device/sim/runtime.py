@@ -211,19 +211,18 @@ class _CopySpaces:
             try:
                 return self._found(space, starts, sizes)
             except Unseen as error:
-                # Its traceback would keep the frames of all callers, and what they hold, in a cycle.
-                error.__traceback__ = None
-                unseen = error if unseen is None or error.crossing else unseen
+                # Its traceback would hold this frame, and all above, until the garbage is collected.
+                found = error.with_traceback(None)
+                unseen = found if unseen is None or found.crossing else unseen
         if unseen is None:
             return []
         raise self._memory.fault(unseen, stream.device, f"{self._kind.value} copy")
 
     def _found(self, space: AddressSpace, starts: Int64Array, sizes: Int64Array) -> list[tuple[Region, int]]:
-        indices = space.resolve(starts, sizes).tolist()
-        regions = space.regions
+        regions = space.resolve(starts, sizes)
         return [
-            (regions[index], address - regions[index].start)
-            for index, address in zip(indices, starts.tolist(), strict=True)
+            (region, address - region.start)
+            for region, address in zip(regions, starts.tolist(), strict=True)
         ]
 
 
