@@ -77,7 +77,7 @@ class Binder:
             pool.ways = evolve(pool.ways, backup=writer)
 
     def _check_tables(self, pool: HostPool, tables: Any) -> None:
-        """Refuse tables of other rows, of another device, or of pages outside the pool's host memory."""
+        """Refuse tables of other rows, of another device, or of pages outside the pool's own memory."""
         if not isinstance(tables, tuple | list) or len(tables) != len(pool.buffers):
             raise self._bad(pool, repr(tables), f"{len(pool.buffers)} BufferTables, one per buffer")
         for table, buffer in zip(tables, pool.buffers, strict=True):
@@ -90,24 +90,28 @@ class Binder:
                 if not isinstance(found, kind) or not found.covers(rows, self._device):
                     expected = f"a {kind.__name__} of {rows} (layers, rows, bytes) for device {self._device}"
                     raise self._bad(pool, f"{side} = {found!r}", expected)
-            segments = buffer.memory.segments
+            segments, layers = buffer.memory.segments, pool.device_pool.layers[buffer.spec.name]
             hosts = [segment.host for segment in segments]
             aliases = [seen_from(segment, self._runtime, self._device) for segment in segments]
-            for side, ranges in (("host", hosts), ("host_kernel", aliases)):
-                self._check_inside(pool, f"{side} of {buffer.spec.name}", getattr(table, side), ranges)
+            devices = [self._runtime.device_range(layer, self._device) for layer in layers]
+            what, device_pages = buffer.spec.name, pool.device_pool.pages or 0
+            self._check_inside(pool, f"host of {what}", table.host, pool.pages, hosts)
+            self._check_inside(pool, f"host_kernel of {what}", table.host_kernel, pool.pages, aliases)
+            self._check_inside(pool, f"device of {what}", table.device, device_pages, devices)
 
     def _check_inside(
         self,
         pool: HostPool,
         what: str,
         table: HostTable | KernelTable,
+        pages: int,
         ranges: Sequence[HostRange] | Sequence[KernelRange],
     ) -> None:
-        outside = next(_outside(table, pool.pages, ranges), None)
+        outside = next(_outside(table, pages, ranges), None)
         if outside is not None:
             first = f"{ranges[0].start:#x}" if ranges else "none"
             got = f"{outside:#x} in {what}"
-            raise self._bad(pool, got, f"addresses of the pool's own registrations there, from {first} on")
+            raise self._bad(pool, got, f"addresses of the pool's own memory there, from {first} on")
 
     def _bad(self, pool: HostPool, got: str, expected: str) -> PluginError:
         return PluginError(

@@ -106,10 +106,11 @@ def _beside(pages: Int64Array, count: int) -> Int64Array:
 class _Probe:
     """The probe of one pool; :meth:`run` leaves all bytes as they were."""
 
-    def __init__(self, pool: HostPool, engine: Engine, runtime: DeviceRuntime) -> None:
+    def __init__(self, pool: HostPool, engine: Engine, runtime: DeviceRuntime, device: int) -> None:
         self._pool = pool
         self._engine = engine
         self._runtime = runtime
+        self._device_number = device
         self._series = list(_series(pool))
         self._host, self._device = _chosen(pool)
         self._host_beside = _beside(self._host, pool.pages)
@@ -130,6 +131,8 @@ class _Probe:
                 self._put_back(hosts, devices, kept)
             raise
         self._put_back(hosts, devices, kept)
+        # Whoever comes next may be on another stream than the one on which the rows were put back.
+        self._runtime.synchronize(self._runtime.current_stream(self._device_number))
         return 2 * len(self._host) * self._pool.spec.page_bytes
 
     def _put_back(self, hosts: Int64Array, devices: Int64Array, kept: list[tuple[Bytes, Bytes]]) -> None:
@@ -241,4 +244,4 @@ def probe_pool(pool: HostPool, engine: Engine, runtime: DeviceRuntime, device: i
     probe_aliases(pool, runtime, device)
     if pool.ways is None or not pool.device_pool.pages or not pool.pages:
         return 0
-    return _Probe(pool, engine, runtime).run()
+    return _Probe(pool, engine, runtime, device).run()

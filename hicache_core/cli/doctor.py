@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hicache_core.cli.output import json_option, print_json, print_table
+from hicache_core.errors import HiCacheError
 from hicache_core.plugins import load_plugins
 from hicache_core.spec import Platform, platform_named
 
@@ -26,16 +27,28 @@ def doctor(platform_name: str | None, as_json: bool) -> None:
 
     Without a device the paths are those of the simulator. Exit 1 where something should work and does not.
     """
-    from hicache_core.doctor import Verdict, limit_findings, path_findings, platform_finding, plugin_findings
+    from hicache_core.doctor import (
+        Finding,
+        Verdict,
+        limit_findings,
+        path_findings,
+        platform_finding,
+        plugin_findings,
+    )
     from hicache_core.machine.limits import machine_limits
 
     registry = load_plugins()
     platform = None if platform_name is None else platform_named(platform_name, registry.platforms)
     sections: dict[str, list[Finding]] = {"machine": list(limit_findings(machine_limits()))}
     sections["plugins"] = list(plugin_findings(registry))
-    runtime, kernels = _runtime(platform)
-    sections["device"] = [platform_finding(runtime.platform, kernels)]
-    sections["paths"] = list(path_findings(runtime))
+    try:
+        runtime, kernels = _runtime(platform)
+        sections["device"] = [platform_finding(runtime.platform, kernels)]
+        sections["paths"] = list(path_findings(runtime))
+    except HiCacheError as error:
+        # What was found before still counts.
+        failed = Finding(subject="device", verdict=Verdict.BAD, found=str(error), remedy=error.remedy)
+        sections["device"], sections["paths"] = [failed], []
     if as_json:
         print_json(
             "hicache.doctor/1", **{name: [_data(f) for f in found] for name, found in sections.items()}

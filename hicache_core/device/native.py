@@ -12,6 +12,7 @@ from hicache_core.device.kernels import Found
 from hicache_core.device.library import COPY_DEFAULT, LibraryNames, RuntimeLibrary
 from hicache_core.device.torch_side import TorchDevices, TorchSide
 from hicache_core.errors import AddressError, DeviceError, RegistrationError
+from hicache_core.machine.limits import device_node
 from hicache_core.memory.addresses import HostRange, KernelRange, Provenance
 from hicache_core.spec.platform import Platform
 
@@ -123,6 +124,11 @@ class NativeRuntime:
         with self._torch.on(device):
             start = self._rt.alias(host.start)
         return KernelRange(start=start, nbytes=host.nbytes, device=device, provenance=Provenance.ALIAS)
+
+    def numa_node(self, device: int) -> int | None:
+        """The NUMA node near a device, for ``MemoryOptions.numa_node``; None where nobody says."""
+        address = self._torch.pci_address(device)
+        return device_node(address) if address else None
 
     def allocate(self, nbytes: int, device: int) -> torch.Tensor:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""

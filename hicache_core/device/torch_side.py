@@ -40,6 +40,9 @@ class TorchSide(Protocol):
     def is_capturing(self) -> bool:
         """Whether the caller's current stream is being captured into a graph."""
 
+    def pci_address(self, device: int) -> str:
+        """``domain:bus:device.function`` of a device, as the kernel lists it; empty where it has none."""
+
     def allocate(self, nbytes: int, device: int) -> torch.Tensor:
         """``uint8[nbytes]`` in the memory of ``device``, its content undefined."""
 
@@ -91,6 +94,14 @@ class TorchDevices:
     def is_capturing(self) -> bool:
         """See :class:`TorchSide`."""
         return torch.cuda.is_current_stream_capturing()
+
+    def pci_address(self, device: int) -> str:
+        """See :class:`TorchSide`."""
+        # Older releases of torch do not say where a device is.
+        facts: Any = torch.cuda.get_device_properties(device)
+        if not hasattr(facts, "pci_bus_id"):
+            return ""
+        return f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
 
     def allocate(self, nbytes: int, device: int) -> torch.Tensor:
         """See :class:`TorchSide`."""

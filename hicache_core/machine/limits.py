@@ -204,6 +204,23 @@ def _shared_memory(
     return size.f_frsize * size.f_blocks, size.f_frsize * size.f_bavail
 
 
+def device_node(pci_address: str, root: Path = Path("/")) -> int | None:
+    """The NUMA node of a device; None where the machine has none, or does not say.
+
+    Args:
+        pci_address: ``domain:bus:device.function`` in hexadecimal, as /sys/bus/pci/devices lists it.
+        root: folder that stands for ``/``.
+
+    Raises:
+        MachineError: what the machine says is no node.
+    """
+    files = KernelFiles(root)
+    path = f"/sys/bus/pci/devices/{pci_address}/numa_node"
+    text = (files.text(path) or "").strip()
+    # The kernel says -1 where the firmware names no node.
+    return None if text in ("", "-1") else files.whole(path, text)
+
+
 def _nodes(files: KernelFiles) -> tuple[NumaNode, ...]:
     nodes = []
     for number in files.numbers(f"{_NODES}/online") or ():

@@ -33,11 +33,11 @@ def whole(minimum: int, *, or_none: bool = False) -> Validator:
 
 
 def name() -> Validator:
-    """A string that is not empty."""
+    """A string that is not empty, and can be printed as it is."""
 
     def check(instance: object, attribute: Any, value: object) -> None:
-        if not isinstance(value, str) or not value:
-            refuse(instance, attribute, value, "a string that is not empty")
+        if not isinstance(value, str) or not value or not value.isprintable():
+            refuse(instance, attribute, value, "a string that is not empty, of characters that print")
 
     return check
 

@@ -7,9 +7,12 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from hicache_core.controller import ControllerConfig
+from hicache_core.device import probe
 from hicache_core.device.sim import SimRuntime
-from hicache_core.errors import LiveError
+from hicache_core.errors import DeviceError, LiveError
 from hicache_core.live import LiveSocket, describe, read_live
 from hicache_core.spec import platform_named
 from hicache_core.testing.rigs import Rig
@@ -28,6 +31,21 @@ def test_the_doctor_has_a_verdict_a_line() -> None:
     shown = hicache("doctor", "--platform", "rocm-mi355x").output
     for section in ("machine", "plugins", "device", "paths"):
         assert section in shown
+
+
+def test_a_device_that_fails_takes_no_other_finding_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 1, with what the limits and the plugins are."""
+
+    def fail() -> None:
+        raise DeviceError(who="driver", got="code 999", expected="a device", remedy="Restart it.")
+
+    monkeypatch.setattr(probe, "machine_runtime", fail)
+    result = hicache("doctor", "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, errors(found)) == (1, [])
+    assert [line["verdict"] for line in found["device"]] == ["bad"]
+    assert found["machine"]
+    assert found["plugins"]
 
 
 def test_the_doctor_refuses_an_unknown_platform() -> None:

@@ -100,3 +100,15 @@ def late_base(nbytes: int, only: str = "") -> Hooks:
 def swapped_layers(only: str = "") -> Hooks:
     """Addresses of its own registrations, those of one layer in the place of another's."""
     return _tables(lambda kernel, host: evolve(kernel, bases=kernel.bases[:, ::-1]), only)
+
+
+def foreign_device_rows(only: str = "") -> Hooks:
+    """Right host tables, and device rows that start a page behind the pool's own."""
+
+    def hicache_build_pointer_table(spec: PoolSpec, buffers: PoolBuffers, device: int) -> PoolTables | None:
+        if only not in ("", spec.pool):
+            return None
+        tables = build_pointer_tables(spec, buffers, device)
+        return tuple(evolve(t, device=evolve(t.device, bases=t.device.bases + (1 << 40))) for t in tables)
+
+    return {"hicache_build_pointer_table": hicache_build_pointer_table}

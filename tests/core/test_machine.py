@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from hicache_core.errors import MachineError
-from hicache_core.machine.limits import HugePages, NumaNode, machine_limits
+from hicache_core.machine.limits import HugePages, NumaNode, device_node, machine_limits
 from tests.core.machine_trees import GIB, PLAIN, limits_of, plant, v2_group, v2_level
 
 
@@ -153,3 +153,22 @@ def test_this_machine() -> None:
     assert limits.total_bytes >= limits.available_bytes > 0
     assert 0 < limits.cpus <= len(limits.cpu_numbers)
     assert all(level.limit_bytes < 1 << 62 for level in limits.memory_levels)
+
+
+@pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("0\n", 0), ("-1\n", None), (None, None)])
+def test_the_node_of_a_device(tmp_path: Path, text: str | None, node: int | None) -> None:
+    """As the kernel says; -1 is none, and so is a device that is not listed."""
+    if text is not None:
+        folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(text)
+    assert device_node("0000:3b:00.0", tmp_path) == node
+
+
+def test_a_node_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    """Rather than memory on any node."""
+    folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("left\n")
+    with pytest.raises(MachineError):
+        device_node("0000:3b:00.0", tmp_path)

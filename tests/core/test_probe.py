@@ -20,6 +20,7 @@ from tests.core.lying_pools import (
     Hooks,
     cpu_tables,
     far_pages,
+    foreign_device_rows,
     idle_writer,
     kernel_writer,
     late_base,
@@ -133,6 +134,16 @@ def test_cpu_addresses_in_a_kernel_table_are_refused_whatever_is_allowed(
     with pytest.raises(PluginError) as caught:
         Rig([spec], config, SimRuntime(platform_named(platform)), registry=registry)
     assert "host_kernel" in caught.value.got
+
+
+def test_device_rows_that_are_not_the_pools_own_are_refused() -> None:
+    """Before anything is written there."""
+    spec = pool_spec(48)
+    runtime = SimRuntime(platform_named("rocm-mi355x"))
+    with pytest.raises(PluginError) as caught:
+        Rig([spec], _config(), runtime, registry=registry_of([spec], **foreign_device_rows()))
+    assert "device of b0" in caught.value.got
+    assert not runtime.memory.registrations
 
 
 def test_a_profile_that_is_not_true_here_is_caught() -> None:

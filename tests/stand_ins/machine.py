@@ -157,6 +157,10 @@ class StandIn:
             yield
         self._expect("StreamEndCapture", ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph))
 
+    def pci_address(self, device: int) -> str:
+        """See TorchSide."""
+        return f"0000:ff:{device:02x}.0"
+
     def find_kernels(self, runtime: DeviceRuntime) -> Found:
         """See TorchSide."""
         return Found(reason="the stand-in launches no kernels")
