@@ -12,6 +12,7 @@ from attrs import evolve
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import DeviceFault, IncompatibleError, PluginError, ProbeError
+from hicache_core.memory.ledger import Ledger
 from hicache_core.memory.options import MemoryOptions
 from hicache_core.spec import PLATFORMS, Alias, RowUnit, platform_named
 from hicache_core.testing.rigs import DeviceOptions, Rig
@@ -202,7 +203,7 @@ def test_nothing_of_the_probe_keeps_host_memory_from_its_release(platform: str) 
     gc.disable()
     try:
         config = ControllerConfig(io_backend="direct", layout="page_first_direct", host_pages=16)
-        rig = Rig([pool_spec(48)], config, SimRuntime(platform_named(platform)))
+        rig = Rig([pool_spec(48)], config, SimRuntime(platform_named(platform)), ledger=Ledger())
         rig.controller.close()
         assert rig.controller.ledger.snapshot() == ()
     finally:

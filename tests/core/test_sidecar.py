@@ -28,6 +28,7 @@ from hicache_core.errors import (
     TransferError,
 )
 from hicache_core.group import HostGroup
+from hicache_core.memory.ledger import Ledger
 from hicache_core.spec import (
     Capabilities,
     IndexSpace,
@@ -62,7 +63,7 @@ def _rig(
     """A group of the anchor, whose registry knows the sidecars as well."""
     runtime = SimRuntime(platform_named(platform), devices=2)
     registry = registry_of([KV, *specs], **hooks)
-    return Rig([KV], config or _config(), runtime, registry=registry)
+    return Rig([KV], config or _config(), runtime, registry=registry, ledger=Ledger())
 
 
 def _state(rig: Rig[SimRuntime]) -> dict[str, Any]:
@@ -73,6 +74,8 @@ def _state(rig: Rig[SimRuntime]) -> dict[str, Any]:
         "links": sorted(group.links),
         "pools": group.pools,
         "plan": controller.plan,
+        "capabilities": {pool.spec.pool: controller.capabilities(pool) for pool in group.pools},
+        "booked": controller.ledger.snapshot(),
         "device pages": dict(controller.device_pages),
         "registrations": sorted(rig.runtime.memory.registrations),
         "ring": controller.engine.ring.made,

@@ -14,6 +14,7 @@ from hicache_core.device.base import Stream
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import ProbeError, SidecarError
 from hicache_core.group import HostGroup
+from hicache_core.memory.ledger import Ledger
 from hicache_core.pool import HostPool, PoolBuffers
 from hicache_core.spec import IndexSpace, PoolSpec, Reuse, RowUnit, platform_named
 from hicache_core.testing.rigs import Rig
@@ -38,7 +39,7 @@ NO_HOOKS: Hooks = {}
 def _rig(*specs: PoolSpec, hooks: Hooks = NO_HOOKS, probe: bool = True) -> Rig[SimRuntime]:
     runtime = SimRuntime(platform_named("rocm-mi355x"))
     config = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=16, probe=probe)
-    return Rig([KV], config, runtime, registry=registry_of([KV, *specs], **hooks))
+    return Rig([KV], config, runtime, registry=registry_of([KV, *specs], **hooks), ledger=Ledger())
 
 
 def _at_the_tables_of(pool: str, act: Callable[[], None]) -> Hooks:
