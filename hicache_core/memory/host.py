@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import traceback
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -297,7 +298,15 @@ def destroy_all(things: Iterable[Destroyable], *, who: str) -> None:
 
 
 def destroy_after(error: BaseException, things: Iterable[Destroyable], *, who: str) -> None:
-    """Destroy each on the way out of an error, which is told what is stuck."""
+    """Destroy each on the way out of an error, which is told what is stuck.
+
+    The frames that the error has left lose their variables: a view of the memory among them would keep it
+    mapped for as long as somebody keeps the error.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        traceback.clear_frames(left.__traceback__)
+        left = left.__cause__ or left.__context__
     try:
         destroy_all(things, who=who)
     except UnregisterError as stuck:

@@ -17,6 +17,7 @@ from hicache_core.errors import (
     BufferMismatchError,
     CapacityError,
     HiCacheError,
+    HostMemoryError,
     IncompatibleError,
     OverBudgetError,
     PluginError,
@@ -263,7 +264,7 @@ FAILURES: Mapping[str, Failure] = {
         spec=pool_spec(256, unit=RowUnit.SLOT, pool="side", anchor=False, space=STATES),
     ),
     "no host pages": Failure(step="validate", cause=SpecError, host_pages=0),
-    "out of memory": Failure(step="allocate", cause=OverBudgetError, host_pages=1 << 44),
+    "out of memory": Failure(step="allocate", cause=HostMemoryError, host_pages=1 << 44),
     "register refused": Failure(
         step="register", cause=RegistrationError, faults={"refuse_registration_at": 2}
     ),
@@ -327,6 +328,23 @@ def test_a_ring_that_only_the_refused_sidecar_needed_is_given_back() -> None:
         with pytest.raises(SidecarError):
             rig.controller.register_sidecar(rig.device_pool(evolve(SIDE, layer_ids=(1, 2))))
         assert not rig.controller.engine.ring.made
+
+
+def test_a_sidecar_that_the_budget_does_not_hold_is_refused() -> None:
+    """Before a byte is mapped; the books say what is there, and the group serves on."""
+    ledger = Ledger(9_216 + 4096)
+    runtime = SimRuntime(platform_named("rocm-mi355x"))
+    with Rig([KV], _config(), runtime, registry=registry_of([KV, SIDE]), ledger=ledger) as rig:
+        before = _state(rig)
+        with pytest.raises(SidecarError) as caught:
+            rig.controller.register_sidecar(rig.device_pool(SIDE))
+        assert caught.value.step == "allocate"
+        cause = caught.value.__cause__
+        assert isinstance(cause, OverBudgetError)
+        assert cause.budget_bytes == 9_216 + 4096
+        del rig.device_rows["side"]
+        assert _state(rig) == before
+        _serves(rig)
 
 
 def test_a_closed_controller_takes_no_sidecar() -> None:
