@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from attrs import evolve
+from click.testing import CliRunner
 
+from hicache_core.cli import introspection
 from hicache_core.compat import Member, Outcome, Query, answer
 from hicache_core.errors import PluginError, UnknownNameError
 from hicache_core.hookspecs import hookimpl
@@ -82,3 +85,13 @@ def test_unknown_platforms_are_named_with_those_of_plugins() -> None:
     with pytest.raises(UnknownNameError) as caught:
         platform_named("acme-x2", registry.platforms)
     assert "acme-x1" in caught.value.expected
+
+
+def test_what_a_plugin_brings_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ``hicache plugins``, for people and as JSON; its platform can be asked about."""
+    registry = PluginRegistry()
+    registry.register(_plugin(ACME), name="acme", distribution="acme-hicache 0.1")
+    monkeypatch.setattr(introspection, "load_plugins", lambda: registry)
+    (listed,) = json.loads(CliRunner().invoke(introspection.plugins, ["--json"]).output)["plugins"]
+    assert (listed["families"], listed["platforms"], listed["allocators"]) == ([], ["acme-x1"], [])
+    assert "platform acme-x1" in CliRunner().invoke(introspection.plugins, []).output

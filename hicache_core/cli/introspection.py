@@ -18,7 +18,7 @@ from hicache_core.spec import PLATFORMS, PoolSpec, platform_named
 @click.command()
 @json_option
 def plugins(as_json: bool) -> None:
-    """List plugins, their distributions and families, and why any was refused."""
+    """List plugins, their distributions and what they bring, and why any was refused."""
     registry = load_plugins()
     loaded: list[dict[str, Any]] = [
         {
@@ -26,6 +26,8 @@ def plugins(as_json: bool) -> None:
             "distribution": plugin.distribution,
             "state": "loaded",
             "families": [f.name for f in plugin.families],
+            "platforms": [platform.name for platform in plugin.platforms],
+            "allocators": sorted(plugin.allocators),
             "api": sorted({f.api for f in plugin.families}),
         }
         for plugin in registry.plugins
@@ -39,18 +41,24 @@ def plugins(as_json: bool) -> None:
         return
     print_table(
         "plugins",
-        ["plugin", "distribution", "state", "hook API", "families"],
+        ["plugin", "distribution", "state", "hook API", "brings"],
         [
             (
                 p["plugin"],
                 p["distribution"],
                 p["state"],
                 ", ".join(f"{low} to {high}" for low, high in p.get("api", [])),
-                p.get("reason") or ", ".join(p["families"]),
+                p.get("reason") or _brought(p),
             )
             for p in (*loaded, *refused)
         ],
     )
+
+
+def _brought(plugin: dict[str, Any]) -> str:
+    platforms = [f"platform {name}" for name in plugin["platforms"]]
+    allocators = [f"allocator {name}" for name in plugin["allocators"]]
+    return ", ".join([*plugin["families"], *platforms, *allocators])
 
 
 def _model_rows(model: Model) -> Iterator[dict[str, Any]]:
