@@ -33,7 +33,7 @@ import torch
 from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.base import BatchCopies, StridedCopies
 from hicache_core.device.cuda import CudaRuntime
-from hicache_core.device.library import COPY_DEFAULT
+from hicache_core.device.runtime_library import COPY_DEFAULT
 from hicache_core.device_pool import DevicePool
 from hicache_core.memory.slots import page_numbers, slots_of
 from hicache_core.plugins import load_plugins

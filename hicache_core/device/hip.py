@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hicache_core.device.library import HIP
 from hicache_core.device.native import NativeRuntime
+from hicache_core.device.runtime_library import HIP
 from hicache_core.device.torch_side import TorchSide
 from hicache_core.spec.platform import PLATFORMS, Platform
 

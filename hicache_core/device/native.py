@@ -9,7 +9,7 @@ from attrs import evolve
 
 from hicache_core.device.base import BatchCopies, Event, Int64Array, Stream, StridedCopies
 from hicache_core.device.kernels import Found
-from hicache_core.device.library import COPY_DEFAULT, LibraryNames, RuntimeLibrary
+from hicache_core.device.runtime_library import COPY_DEFAULT, LibraryNames, RuntimeLibrary
 from hicache_core.device.torch_side import TorchDevices, TorchSide
 from hicache_core.errors import AddressError, DeviceError, RegistrationError
 from hicache_core.machine.limits import device_node
@@ -83,7 +83,7 @@ class NativeRuntime:
             )
         self._torch = torch_side or TorchDevices(names)
         self._prefix = names.prefix
-        self._rt = RuntimeLibrary(self._torch.library, names)
+        self._rt = RuntimeLibrary(self._torch.library_path, names)
         self._current_handle = self._torch.current_handle
         self._current_device = self._torch.current_device
         self._events: dict[int, list[int]] = {}

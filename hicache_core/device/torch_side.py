@@ -10,7 +10,7 @@ import torch
 
 from hicache_core.device.base import DeviceRuntime, Int64Array, Stream
 from hicache_core.device.kernels import Found, find_kernels
-from hicache_core.device.library import LibraryNames, loaded_library
+from hicache_core.device.runtime_library import LibraryNames, loaded_library
 from hicache_core.errors import DeviceError
 
 
@@ -22,7 +22,7 @@ class TorchSide(Protocol):
     """
 
     @property
-    def library(self) -> str:
+    def library_path(self) -> str:
         """Path of the runtime library, as this process has loaded it."""
 
     def current_handle(self, device: int, /) -> int:
@@ -78,7 +78,7 @@ class TorchDevices:
         path = loaded_library(names.file_name)
         if path is None:
             raise _absent(names, f"no {names.file_name} loaded by torch")
-        self.library = path
+        self.library_path = path
         # torch.cuda.current_stream makes an object at each call, which takes 4 us.
         self.current_handle: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self.current_device: Callable[[], int] = torch._C._cuda_getDevice

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hicache_core.device import library
+from hicache_core.device import runtime_library
 
 SOURCES = Path(__file__).parents[1] / "stand_ins"
 HEADERS = {"hip": ("amd", "hip/hip_runtime_api.h"), "cuda": ("nvidia", "cuda_runtime_api.h")}
 STRUCTURES = {
-    "ATTRIBUTES": library._ATTRIBUTES,
-    "OPERAND": library._OPERAND,
-    "OPERATION": library._OPERATION,
+    "ATTRIBUTES": runtime_library._ATTRIBUTES,
+    "OPERAND": runtime_library._OPERAND,
+    "OPERATION": runtime_library._OPERATION,
 }
 
 

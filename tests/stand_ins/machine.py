@@ -88,11 +88,11 @@ class StandIn:
     def __init__(self, case: Case, folder: Path, settings: Mapping[str, int]) -> None:
         copy = folder / f"{len(list(folder.iterdir()))}-{case.build}.so"
         copy.write_bytes(library(case.build))
-        self.library = str(copy)
+        self.library_path = str(copy)
         self._prefix = BUILDS[case.build].prefix
         own = {f"STAND_IN_{name}": str(value) for name, value in settings.items()}
         with _environment({**case.environment, **own}):
-            self.lib = ctypes.CDLL(self.library)
+            self.lib = ctypes.CDLL(self.library_path)
         self.lib.standInCount.restype = ctypes.c_longlong
         self._current: dict[int, StandInStream] = {}
 
