@@ -106,6 +106,8 @@ class Controller:
             self.group = self._built(device_pools, host_pages, ranks)
         self._anchor_space = self.group.anchor_space
         self._attach()
+        if runtime.kernels is None:
+            self.decisions.record("no-kernels", runtime.kernels_reason)
         for made in self.group.pools:
             self._note(made)
 

@@ -78,6 +78,17 @@ def test_a_name_that_another_plugin_brought_is_refused() -> None:
     assert registry.platforms["acme-x1"] is ACME
 
 
+FACTS = ("staged_required", "kernel_layer_first", "has_kernels", "relays_out_backups")
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_facts_are_true_or_false(fact: str) -> None:
+    """A string such as "no" would count as yes."""
+    wrong: dict[str, Any] = {fact: "no"}
+    with pytest.raises(TypeError):
+        evolve(ACME, **wrong)
+
+
 def test_unknown_platforms_are_named_with_those_of_plugins() -> None:
     """The reader sees what there is."""
     registry = PluginRegistry()

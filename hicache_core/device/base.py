@@ -214,6 +214,10 @@ class DeviceRuntime(Protocol):
     def kernels(self) -> Kernels | None:
         """The kernels, or None where this runtime has none."""
 
+    @property
+    def kernels_reason(self) -> str:
+        """Why there are no kernels; empty where there are."""
+
     def register(self, host: HostRange) -> None:
         """Make host memory visible to the devices; RegistrationError with the return code where refused.
 

@@ -62,12 +62,12 @@ class Platform:
     vendor: str = field(validator=a_name())
     alias: Alias = field(validator=v.instance_of(Alias))
     copy_accepts_host_address: frozenset[CopyKind] = field(default=frozenset(CopyKind), converter=_kinds)
-    relays_out_backups: bool = True
-    kernel_loads_page_first: bool = True
-    kernel_layer_first: bool = True
-    staged_required: bool = False
-    has_kernels: bool = True
-    variants_of: str = ""
+    relays_out_backups: bool = field(default=True, validator=v.instance_of(bool))
+    kernel_loads_page_first: bool = field(default=True, validator=v.instance_of(bool))
+    kernel_layer_first: bool = field(default=True, validator=v.instance_of(bool))
+    staged_required: bool = field(default=False, validator=v.instance_of(bool))
+    has_kernels: bool = field(default=True, validator=v.instance_of(bool))
+    variants_of: str = field(default="", validator=v.instance_of(str))
 
     @property
     def copies_take_host(self) -> bool:

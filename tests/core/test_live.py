@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
@@ -46,6 +47,18 @@ def test_a_host_tier_as_large_as_the_device_is_no_news() -> None:
     """The warning is for the smaller one alone."""
     with _rig(host_pages=12) as rig:
         assert "host-smaller-than-device" not in _codes(rig, "kv")
+
+
+def test_a_runtime_without_kernels_says_why() -> None:
+    """What needs none is served, and the reason is at hand."""
+    facts = evolve(platform_named("cuda"), has_kernels=False)
+    config = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=12)
+    with Rig([KV], config, SimRuntime(facts)) as rig:
+        assert [d for d in rig.controller.decisions.as_data() if d["code"] == "no-kernels"] == [
+            {"code": "no-kernels", "pool": "", "reason": "platform cuda has none", "count": 1}
+        ]
+    with _rig() as rig:
+        assert rig.controller.decisions.count("no-kernels") == 0
 
 
 def test_copies_that_take_the_alias_are_a_decision() -> None:

@@ -49,6 +49,7 @@ class SimRuntime:
         self.memory = SimMemory(devices, distinct=platform.alias is Alias.DISTINCT, seed=seed)
         self.scheduler = Scheduler(seed)
         self.kernels: SimKernels | None = None
+        self.kernels_reason = "" if platform.has_kernels else f"platform {platform.name} has none"
         if platform.has_kernels:
             self.kernels = SimKernels(self.memory, self.scheduler.submit)
         self.registration_calls = 0
