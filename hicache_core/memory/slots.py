@@ -315,7 +315,9 @@ class PageAllocator:
 
     def _held_error(self, held: Int64Array) -> SlotError:
         return self._error(
-            f"pages {self._shown(held)} that a transfer holds", "pages whose transfers are acknowledged", held
+            f"pages {self._shown(held)} that a transfer holds",
+            "pages whose transfers are acknowledged, by the wait or the poll of their tickets",
+            held,
         )
 
     def _shown(self, pages: Int64Array) -> str:
