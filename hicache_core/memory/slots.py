@@ -38,7 +38,7 @@ def _type_error(who: str, got: str) -> IndexTypeError:
         who=who,
         got=f"indices that are {got}",
         expected="int64[n], one-dimensional, on the CPU",
-        remedy="Convert once, with .to('cpu', torch.int64).",
+        remedy="Convert once: a tensor by .to('cpu', torch.int64), a list by numpy.array(it, numpy.int64).",
     )
 
 
