@@ -15,6 +15,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from hicache_core.spec.checks import name as a_name
+from hicache_core.spec.checks import refuse
 
 if TYPE_CHECKING:
     from hicache_core.memory.allocation import HostAllocator
@@ -31,6 +32,11 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
+def _versions(instance: object, attribute: Any, value: Any) -> None:
+    if not isinstance(value, tuple) or [type(one) for one in value] != [int, int]:
+        refuse(instance, attribute, value, "the lowest and the highest version, such as (1, 1)")
+
+
 @frozen(kw_only=True)
 class Family:
     """A pool family that a distribution brings.
@@ -43,7 +49,7 @@ class Family:
     """
 
     name: str = field(validator=a_name())
-    api: tuple[int, int] = field(validator=v.instance_of(tuple))
+    api: tuple[int, int] = field(validator=_versions)
     geometry: dict[str, str] = field(validator=v.instance_of(dict))
     description: str = field(validator=a_name())
 

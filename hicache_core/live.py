@@ -91,14 +91,14 @@ class LiveSocket:
         LiveError: the socket cannot be made there.
     """
 
-    def __init__(self, path: Path, description: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, path: str | Path, description: Callable[[], dict[str, Any]]) -> None:
         class Reader(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 # A reader that went away is its own affair.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self.wfile.write(json.dumps(description()).encode())
 
-        self.path = path
+        self.path = Path(path)
         self._closing = threading.Lock()
         self._closed = False
         try:

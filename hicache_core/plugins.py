@@ -186,7 +186,10 @@ class PluginRegistry:
         return tuple(marked)
 
     def _families_of(self, module: Any, who: str) -> tuple[Family, ...]:
-        families = tuple(module.hicache_pool_families())
+        brought = module.hicache_pool_families()
+        if not isinstance(brought, Sequence) or not all(isinstance(one, Family) for one in brought):
+            raise _refusal(who, f"{brought!r} as families", "a list of Family", "Correct the list.")
+        families = tuple(brought)
         names = [family.name for family in families]
         if not families or len(set(names)) != len(names):
             raise _refusal(who, f"families {names}", "at least one, each name once", "Correct the list.")
@@ -273,11 +276,12 @@ class PluginRegistry:
         try:
             return self._owners[family]
         except KeyError:
+            mend = ", or mend what was refused: `hicache plugins` says why" if self._refused else ""
             raise UnknownNameError(
                 who="plugins",
                 got=f"family '{family}'",
                 expected=f"one of {', '.join(sorted(self._owners)) or 'none: no plugin is installed'}",
-                remedy=f"Install the distribution that brings '{family}'.",
+                remedy=f"Install the distribution that brings '{family}'{mend}.",
             ) from None
 
     def ask(self, family: str, hook: str, /, **arguments: Any) -> Any:
@@ -321,7 +325,7 @@ class PluginRegistry:
             declared = self.ask(spec.family, "hicache_declare_capabilities", spec=spec, platform=platform)
         except SpecError as error:
             raise _refusal(
-                self.owner(spec.family).title, str(error), "capabilities that hold together", error.remedy
+                self.owner(spec.family).title, f"{error.who}: {error.got}", error.expected, error.remedy
             ) from error
         if declared is None:
             return default_capabilities(spec, platform)

@@ -32,7 +32,7 @@ def sidecar_steps(spec: PoolSpec, decisions: DecisionLog) -> Iterator[Callable[[
         decisions.record("sidecar-refused", f"at step {failed}: [{error.code}]", pool=spec.pool)
         raise SidecarError(
             who=f"sidecar '{spec.pool}' ({spec.family})",
-            got=f"a refusal at step '{failed}': {error}",
+            got=f"a refusal at step '{failed}': {error.who}: got {error.got}, expected {error.expected}",
             expected="a pool that works with the whole group",
             remedy=f"The group is what it was. {error.remedy}",
             pool=spec.pool,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hicache_core.errors import PluginError, UnknownNameError
+from hicache_core.errors import PluginError, SpecError, UnknownNameError
 from hicache_core.hookspecs import API_VERSION, Family, hookimpl
 from hicache_core.plugins import PluginRegistry, load_plugins
 from hicache_core.spec import (
@@ -174,7 +174,7 @@ REFUSALS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: _plugin("new", hicache_host_allocators=_no_allocators),
         "{} as allocators",
     ),
-    "families that are none": (lambda: _plugin(hicache_pool_families=_families_of_nothing), "AttributeError"),
+    "families that are none": (lambda: _plugin(hicache_pool_families=_families_of_nothing), "as families"),
 }
 
 
@@ -315,6 +315,21 @@ def test_an_unknown_family_is_refused_with_those_that_exist(registry: PluginRegi
         registry.spec(_geometry("second"))
     assert (caught.value.code, caught.value.got) == ("unknown-name", "family 'second'")
     assert "first" in caught.value.expected
+    assert "refused" not in caught.value.remedy
+
+
+def test_an_unknown_family_may_be_that_of_a_refused_plugin(found: list[EntryPoint]) -> None:
+    """Who has the distribution installed is told to mend it."""
+    with pytest.raises(UnknownNameError) as caught:
+        load_plugins(found=found).owner("second")
+    assert "mend what was refused" in caught.value.remedy
+
+
+@pytest.mark.parametrize("api", [1, (1,), ("1", "1")])
+def test_versions_of_a_family_are_a_pair_of_numbers(api: Any) -> None:
+    """Refused where the family is made, which names the field."""
+    with pytest.raises(SpecError, match=r"Family\.api"):
+        _family("first", api)
 
 
 @hookimpl

@@ -120,7 +120,12 @@ def _specs_of(family: str, registry: PluginRegistry) -> dict[str, PoolSpec]:
 @click.option(
     "--live", type=click.Path(path_type=Path), help="Describe the controller that serves on this socket."
 )
-@click.option("--platform", default="cpu-sim", show_default=True, help=f"One of {', '.join(PLATFORMS)}.")
+@click.option(
+    "--platform",
+    default="cpu-sim",
+    show_default=True,
+    help=f"One of {', '.join(PLATFORMS)}, or what a plugin brings.",
+)
 @json_option
 def describe(family: str | None, live: Path | None, platform: str, as_json: bool) -> None:
     """Show what FAMILY declares and can do on a platform, or what a running controller is and has decided."""
@@ -159,6 +164,11 @@ def _describe_family(family: str, platform: str, as_json: bool) -> None:
     click.echo(f"{family}, by {owner.title}: {about.description}")
     for name, meaning in about.geometry.items():
         click.echo(f"  {name}: {meaning}")
+    if not pools:
+        click.echo(
+            f"no model has a pool of {family}; of one in a file, `hicache check --pools` says what works"
+        )
+        return
     print_table(
         f"capabilities on {platform}",
         ["pool", "rows", "capability", "verdict", "value or reason"],

@@ -74,7 +74,7 @@ _OPTIONS = (
     size_option("--host-size", required=True, help="Host memory of one rank: 64GiB, 64GB, or bytes."),
     click.option("--ranks", type=_positive, default=1, show_default=True, help="Ranks on the host."),
     size_option("--host-memory", help="Memory of the host, for whether all ranks fit."),
-    size_option("--reserve", default="0", help="What of --host-memory is kept for others."),
+    size_option("--reserve", help="What of --host-memory is kept for others."),
     click.option(
         "--pages",
         metavar="SPACE=N",
@@ -115,11 +115,20 @@ class _Question:
     host_size: GivenSize
     ranks: int
     host_memory: GivenSize | None
-    reserve: GivenSize
+    reserve: GivenSize | None
     pages: Mapping[str, int]
     share: Mapping[str, Fraction]
     block_tokens: int
     device_pages: int | None
+
+    def __attrs_post_init__(self) -> None:
+        if self.reserve is not None and self.host_memory is None:
+            raise click.UsageError("--reserve is a part of --host-memory; give that too.")
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What of the host's memory is kept for others."""
+        return 0 if self.reserve is None else self.reserve.nbytes
 
     def shown(self, nbytes: int) -> str:
         """A size in the unit of --host-size."""
@@ -218,7 +227,7 @@ def _compare_with_host(question: _Question, result: _Result) -> None:
             question.host_size.nbytes,
             ranks=question.ranks,
             memory_bytes=question.host_memory.nbytes,
-            reserve_bytes=question.reserve.nbytes,
+            reserve_bytes=question.reserve_bytes,
             shown_like=question.host_size.text,
         )
 
@@ -257,7 +266,7 @@ def _data(question: _Question, result: _Result) -> dict[str, Any]:
         "block_tokens": question.block_tokens,
         "staging_bytes": moves.staging_bytes if moves else None,
         "host_memory_bytes": question.host_memory.nbytes if question.host_memory else None,
-        "reserve_bytes": question.reserve.nbytes,
+        "reserve_bytes": question.reserve_bytes,
         "host_memory_left_bytes": result.memory_left_bytes,
         **_sizing_data(question, result.sizing),
     }
@@ -296,7 +305,7 @@ def _sizing_data(question: _Question, sizing: Sizing | None) -> dict[str, Any]:
 
 
 def _print(question: _Question, result: _Result) -> None:
-    click.echo(f"the solver says {result.answer.outcome.value}")
+    click.echo(f"the combination works: {result.answer.outcome.value}")
     if result.answer.outcome is Outcome.NO:
         print_refusal(result.answer)
     for error in result.problems:
@@ -369,7 +378,7 @@ def _print_totals(question: _Question, result: _Result, sizing: Sizing) -> None:
         rest = "does not fit" if left is None else format_bytes_like(left, memory.text)
         rows += [
             ("host memory", "", format_bytes_like(memory.nbytes, memory.text)),
-            ("reserve", "", format_bytes_like(question.reserve.nbytes, memory.text)),
+            ("reserve", "", format_bytes_like(question.reserve_bytes, memory.text)),
             ("left on the host", "", rest),
         ]
     print_table("in all", ["what", "one rank", f"all {ranks} of the host"], rows)

@@ -20,7 +20,9 @@ _positive = click.IntRange(min=1)
 _OPTIONS = (
     click.option("--model", required=True, help="Name of a model, or path of a model file."),
     click.option("--variant", help="A row format of the model; the platform's default where left out."),
-    click.option("--platform", required=True, help=f"One of {', '.join(PLATFORMS)}."),
+    click.option(
+        "--platform", required=True, help=f"One of {', '.join(PLATFORMS)}, or what a plugin brings."
+    ),
     click.option("--io-backend", required=True, type=click.Choice(IO_BACKENDS)),
     click.option("--layout", required=True, type=click.Choice(list(LAYOUTS))),
     click.option("--device-blocks", required=True, type=_positive, help="Blocks that the device holds."),

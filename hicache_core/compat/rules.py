@@ -238,8 +238,9 @@ def _names(query: Query) -> Iterator[Violation]:
             expected="a name once",
             remedy="Rename one pool.",
         )
+    missing = [name for name in query.required if name not in names]
     for name, reason in query.required.items():
-        if name not in names:
+        if name in missing:
             yield Violation(
                 rule="R6",
                 code="required-pool",
@@ -255,7 +256,8 @@ def _names(query: Query) -> Iterator[Violation]:
             code="anchor",
             got=f"anchors {anchors}",
             expected="exactly one anchor",
-            remedy="Mark the pool whose slots name the pages of the group.",
+            remedy="Mark the pool whose slots name the pages of the group"
+            + ("; it may be one that is missing here." if missing and not anchors else "."),
         )
 
 

@@ -129,7 +129,7 @@ def _over(
     entry: Entry, budget: int, missing: int, booked: tuple[Entry, ...], source: str
 ) -> OverBudgetError:
     mine = tuple(other for other in booked if other.kind is entry.kind)
-    holders = ", ".join(f"{other.who} {other.nbytes}" for other in mine) or "nobody any"
+    holders = ", ".join(f"{other.who} {other.nbytes}" for other in mine) or "nothing"
     why = f" ({source})" if source and entry.kind is Kind.HOST else ""
     return OverBudgetError(
         who=entry.who,

@@ -38,7 +38,7 @@ def _type_error(who: str, got: str) -> IndexTypeError:
         who=who,
         got=f"indices that are {got}",
         expected="int64[n], one-dimensional, on the CPU",
-        remedy="Convert once, with .to('cpu', torch.int64).",
+        remedy="Convert once: a tensor by .to('cpu', torch.int64), a list by numpy.array(it, numpy.int64).",
     )
 
 
@@ -315,7 +315,9 @@ class PageAllocator:
 
     def _held_error(self, held: Int64Array) -> SlotError:
         return self._error(
-            f"pages {self._shown(held)} that a transfer holds", "pages whose transfers are acknowledged", held
+            f"pages {self._shown(held)} that a transfer holds",
+            "pages whose transfers are acknowledged, by the wait or the poll of their tickets",
+            held,
         )
 
     def _shown(self, pages: Int64Array) -> str:

@@ -52,7 +52,7 @@ def load_model(name_or_path: str | Path) -> Model:
         who="model",
         got=f"'{name}'",
         expected=f"one of {', '.join(shipped)}, or the path of a model file",
-        remedy="Give one of these with --model.",
+        remedy="Give one of these; `hicache models` lists what each has.",
     )
 
 

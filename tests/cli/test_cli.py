@@ -169,6 +169,15 @@ def test_describe_prints_the_same_for_people() -> None:
     assert "no kernels for npu" in line
 
 
+def test_describe_of_a_family_that_no_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures, and where to ask instead of an empty table."""
+    monkeypatch.setattr(introspection, "model_names", list)
+    output = hicache("describe", "mha").stdout
+    assert "kv_heads" in output
+    assert "hicache check --pools" in output
+    assert "verdict" not in output
+
+
 def test_describe_where_kernels_are() -> None:
     """The same family on ROCm has kernels and a staged write-back."""
     for pool in printed_json("describe", "mha", "--platform", "rocm", "--json")["pools"].values():

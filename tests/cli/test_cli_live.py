@@ -59,7 +59,7 @@ def test_a_running_controller_is_described_to_another_process(tmp_path: Path) ->
     config = ControllerConfig(io_backend="kernel", layout="page_first", host_pages=8)
     with (
         Rig([pool_spec(48)], config, SimRuntime(platform_named("rocm-mi355x"))) as rig,
-        LiveSocket(socket, lambda: describe(rig.controller)),
+        LiveSocket(str(socket), lambda: describe(rig.controller)),
     ):
         done = subprocess.run(
             [*COMMAND, "describe", "--live", str(socket), "--json"],
@@ -75,6 +75,7 @@ def test_a_running_controller_is_described_to_another_process(tmp_path: Path) ->
         shown = hicache("describe", "--live", socket).output
         assert "load-loads-by-copies" in shown
         assert "not-captured" in shown
+    assert not socket.exists()
 
 
 def test_describe_wants_a_family_or_a_socket() -> None:

@@ -53,6 +53,11 @@ def test_one_rank_and_all_ranks_of_the_host() -> None:
     assert (found["host_size_bytes"], found["host_memory_left_bytes"]) == (64 * GIB, 412 * GIB)
 
 
+def test_a_reserve_of_no_memory_is_misuse() -> None:
+    """It would be ignored, and the operator would take the plan for one that keeps it free."""
+    assert hicache("plan", *QWEN, "--host-size", "64GiB", "--reserve", "1GB").exit_code == 2
+
+
 def test_gigabytes_are_not_gibibytes() -> None:
     """64 GB / 98,304 = 651,041.67; 64 GiB are 48,009 tokens more."""
     assert pages(asked(0, *QWEN, "--host-size", "64GB")) == {"full": 651_041}
