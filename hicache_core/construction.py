@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 from attrs import validators as v
@@ -98,6 +98,20 @@ def query(
         probe=config.probe,
         ring_bytes=config.ring_bytes,
     )
+
+
+def checked_pools(device_pools: Iterable[DevicePool]) -> tuple[DevicePool, ...]:
+    """The pools as a tuple; SpecError where one is something else, such as a declaration alone."""
+    pools = tuple(device_pools)
+    for pool in pools:
+        if not isinstance(pool, DevicePool):
+            raise SpecError(
+                who="controller",
+                got=f"{type(pool).__name__} among the device pools",
+                expected="a DevicePool: a declaration with the engine's tensors",
+                remedy="Give DevicePool(spec=..., layers=...).",
+            )
+    return pools
 
 
 def stage_layers(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> range:

@@ -88,6 +88,7 @@ class Controller:
         self._joining = threading.Lock()
         self._submitting = threading.Lock()
         with self._together("host pools") as ranks:
+            device_pools = construction.checked_pools(device_pools)
             self.plan: Plan = solve(
                 construction.query(config, device_pools, {}, runtime.platform, registry), who="controller"
             )
@@ -178,9 +179,11 @@ class Controller:
                 space needs a figure.
 
         Raises:
+            SpecError: it is no DevicePool.
             SidecarError: a step failed; names it, with the error of the step as its cause. The group is what
                 it was and serves on.
         """
+        (device_pool,) = construction.checked_pools([device_pool])
         who = f"sidecar {device_pool.spec.pool}"
         with (
             self._joining,

@@ -257,14 +257,9 @@ class PluginRegistry:
         odd = [platform for platform in platforms if not isinstance(platform, Platform)]
         taken = [name for name in names if name in self.platforms or names.count(name) > 1]
         if odd or taken or not platforms:
-            raise _refusal(
-                who,
-                f"{odd[0]!r} among its platforms"
-                if odd
-                else f"platforms {names}, of which {taken} are taken",
-                "at least one Platform, each of a name that is free",
-                "Correct hicache_platforms.",
-            )
+            got = f"{odd[0]!r} among its platforms" if odd else f"platforms {names}, {taken} of them taken"
+            expected = "at least one Platform, each of a name that is free"
+            raise _refusal(who, got, expected, "Correct hicache_platforms.")
         return platforms
 
     def refuse(self, name: str, distribution: str, error: PluginError) -> None:
@@ -319,10 +314,13 @@ class PluginRegistry:
         """What the owner declares for the pool, or the core's default for strided rows.
 
         Raises:
-            PluginError: the owner returns something else, or makes a capability that says nothing.
+            PluginError: the owner returns something else, a capability that says nothing, or one that the
+                declaration of the pool rules out.
         """
         try:
             declared = self.ask(spec.family, "hicache_declare_capabilities", spec=spec, platform=platform)
+            if isinstance(declared, Capabilities):
+                declared.check_arithmetic(spec)
         except SpecError as error:
             raise _refusal(
                 self.owner(spec.family).title, f"{error.who}: {error.got}", error.expected, error.remedy

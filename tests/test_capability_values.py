@@ -18,6 +18,7 @@ from hicache_core.spec import (
     PointerDomain,
     PoolGeometry,
     PoolSpec,
+    RowUnit,
     Verdict,
     default_capabilities,
     not_applicable,
@@ -159,3 +160,34 @@ def test_a_plugin_that_declares_nonsense_is_named(hook: Any) -> None:
     with pytest.raises(PluginError) as caught:
         registry.capabilities(spec, CUDA)
     assert caught.value.who == "rig"
+
+
+@pytest.mark.parametrize(
+    ("lie", "row_bytes", "unit"),
+    [
+        ({"row_alignment": supported(4096)}, 96, RowUnit.TOKEN),
+        ({"row_alignment": supported(64)}, 96, RowUnit.TOKEN),
+        ({"token_granular": supported(1)}, 96, RowUnit.PAGE),
+    ],
+    ids=["far too much", "too much", "tokens in pages without spans"],
+)
+def test_what_the_declaration_rules_out_is_refused_with_its_plugin(
+    lie: dict[str, Capability], row_bytes: int, unit: RowUnit
+) -> None:
+    """Arithmetic needs no device: the registry itself sees it."""
+    spec, facts = pool_spec(row_bytes, unit=unit), PLATFORMS["cuda"]
+    honest = default_capabilities(spec, facts)
+    registry = registry_of([spec], hicache_declare_capabilities=lambda spec, platform: honest.amended(lie))
+    with pytest.raises(PluginError) as caught:
+        registry.capabilities(spec, facts)
+    assert caught.value.who == "rig"
+    assert "capabilities of pool 'kv'" in caught.value.got
+
+
+@pytest.mark.parametrize("alignment", [1, 16, 32])
+def test_a_lower_alignment_than_the_rows_have_is_true(alignment: int) -> None:
+    """Rows of 96 bytes are aligned to 32, and to every less."""
+    spec, facts = pool_spec(96), PLATFORMS["cuda"]
+    declared = default_capabilities(spec, facts).amended({"row_alignment": supported(alignment)})
+    registry = registry_of([spec], hicache_declare_capabilities=lambda spec, platform: declared)
+    assert registry.capabilities(spec, facts) is declared

@@ -237,6 +237,21 @@ class Capabilities:
         """A copy in which the named capabilities are replaced."""
         return evolve(self, **changes)
 
+    def check_arithmetic(self, spec: PoolSpec) -> None:
+        """Hold what follows from a declaration alone against it; the rest is for the start-up probe.
+
+        Args:
+            spec: the declaration of the pool.
+
+        Raises:
+            SpecError: an alignment that does not divide every row, or single tokens where none are declared.
+        """
+        alignment, tokens = self.row_alignment.value, token_granular(spec)
+        if isinstance(alignment, int) and any(b.row_bytes % alignment for b in spec.buffers):
+            raise _untrue(spec, f"rows aligned to {alignment}", f"at most {_alignment(spec)}")
+        if self.token_granular and not tokens:
+            raise _untrue(spec, "single tokens", f"none: {tokens.text}")
+
     def over_pageable(self, reason: str) -> Capabilities:
         """What is left of them where the host memory of the pool could not be registered.
 
@@ -246,6 +261,15 @@ class Capabilities:
         lost = unsupported("pageable", f"host memory is not registered: {reason}", "Raise the memlock limit.")
         needing = ("kernel_rows", "kernel_pointer_domain", "graph_capture")
         return self.amended({name: lost for name in needing if getattr(self, name).verdict in _CLAIMS})
+
+
+def _untrue(spec: PoolSpec, got: str, expected: str) -> SpecError:
+    return SpecError(
+        who=f"capabilities of pool '{spec.pool}'",
+        got=got,
+        expected=f"{expected}, as its declaration has it",
+        remedy="Declare what the rows are.",
+    )
 
 
 def _row_alignment(spec: PoolSpec, multiple: int, what: str) -> Capability:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve, field, frozen
 
-from hicache_core.controller import ControllerConfig
+from hicache_core.controller import Controller, ControllerConfig
 from hicache_core.device.sim import Faults, SimRuntime
 from hicache_core.device_pool import DevicePool
 from hicache_core.errors import (
@@ -345,6 +345,15 @@ def test_a_sidecar_that_the_budget_does_not_hold_is_refused() -> None:
         del rig.device_rows["side"]
         assert _state(rig) == before
         _serves(rig)
+
+
+def test_a_declaration_without_tensors_is_no_device_pool() -> None:
+    """Neither at construction nor later."""
+    wrong: Any = SIDE
+    with _rig(SIDE) as rig, pytest.raises(SpecError):
+        rig.controller.register_sidecar(wrong)
+    with pytest.raises(SpecError):
+        Controller(_config(), [wrong], SimRuntime(), registry_of([SIDE]))
 
 
 def test_a_closed_controller_takes_no_sidecar() -> None:
