@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -14,6 +15,8 @@ from hicache_core.memory.options import MemoryOptions
 _PIPELINE_PARTS = 8
 _PIPELINE_PART_BYTES = 1 << 30
 _UNKNOWN_RC = -1
+_NOT_REGISTERED = (1, 713)
+"""Return codes of CUDA and HIP for an address at which nothing is registered."""
 
 
 class Registrar(Protocol):
@@ -41,6 +44,9 @@ class Registrations:
         self._who = who
         self._owner = os.getpid()
         self._ranges: list[HostRange] = []
+        # What a call is about or was interrupted in, so that nobody knows whether it is registered.
+        self._doubtful: set[HostRange] = set()
+        self._undoing = threading.RLock()
         self.stuck: tuple[StuckRange, ...] = ()
 
     @property
@@ -69,8 +75,18 @@ class Registrations:
                 start=part.start,
                 nbytes=part.nbytes,
             )
-        self._runtime.register(part)
+        self._doubtful.add(part)
         self._ranges.append(part)
+        try:
+            self._runtime.register(part)
+        except RegistrationError:
+            self._forget(part)
+            raise
+        self._doubtful.discard(part)
+
+    def _forget(self, part: HostRange) -> None:
+        self._ranges = [kept for kept in self._ranges if kept != part]
+        self._doubtful.discard(part)
 
     def fill(self, cut: int, options: MemoryOptions, ready: Callable[[int], None]) -> None:
         """Register all of it from the front, in parts that end at a multiple of ``cut``.
@@ -115,6 +131,8 @@ class Registrations:
     def undo(self, *, seconds: float | None = None) -> tuple[StuckRange, ...]:
         """Unregister each part, last first; one that is refused does not stop the others.
 
+        A part whose registration was interrupted is tried too: that it is not registered is no refusal then.
+
         Args:
             seconds: no further part is begun after so long; None for no limit.
 
@@ -125,21 +143,33 @@ class Registrations:
             return ()
         until = None if seconds is None else time.monotonic() + seconds
         stuck = []
-        for part in reversed(self._ranges):
-            if until is not None and time.monotonic() > until:
-                break
-            try:
-                self._runtime.unregister(part)
-            except Exception as error:
-                rc = getattr(error, "rc", _UNKNOWN_RC)
-                offset = part.start - self._whole.start
-                stuck.append(StuckRange(
-                        who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc
-                    ))
-            else:
-                self._ranges = [kept for kept in self._ranges if kept is not part]
-        self.stuck = tuple(stuck)
-        return self.stuck
+        with self._undoing:
+            for part in reversed(self._ranges):
+                if until is not None and time.monotonic() > until:
+                    break
+                rc = self._undone(part)
+                if rc is not None:
+                    offset = part.start - self._whole.start
+                    stuck.append(
+                        StuckRange(who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc)
+                    )
+            self.stuck = tuple(stuck)
+            return self.stuck
+
+    def _undone(self, part: HostRange) -> int | None:
+        """Unregister a part; None once it is not registered, else the return code of the refusal."""
+        doubtful = part in self._doubtful
+        self._doubtful.add(part)
+        try:
+            self._runtime.unregister(part)
+        except Exception as error:
+            rc: int = getattr(error, "rc", _UNKNOWN_RC)
+            if not doubtful or rc not in _NOT_REGISTERED:
+                if not doubtful:
+                    self._doubtful.discard(part)
+                return rc
+        self._forget(part)
+        return None
 
 
 def _cuts(nbytes: int, cut: int) -> int:
