@@ -78,7 +78,6 @@ class Controller:
         rank_group: Any = None,
     ) -> None:
         self.config = config
-        self.ledger = process_ledger() if ledger is None else ledger
         self.runtime = runtime
         self.device = device
         self.decisions = DecisionLog()
@@ -88,6 +87,7 @@ class Controller:
         self._joining = threading.Lock()
         self._submitting = threading.Lock()
         with self._together("host pools") as ranks:
+            self.ledger = process_ledger() if ledger is None else ledger
             self.plan: Plan = solve(
                 construction.query(config, device_pools, {}, runtime.platform, registry), who="controller"
             )
