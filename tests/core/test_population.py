@@ -230,7 +230,7 @@ def test_a_system_without_threads_left_populates_with_those_that_it_has(
     monkeypatch: pytest.MonkeyPatch, started: int
 ) -> None:
     """Or with the caller's own; the facts say how many."""
-    start, begun = threading.Thread.start, []
+    start, begun = threading.Thread.start, list[threading.Thread]()
 
     def limited(thread: threading.Thread) -> None:
         if len(begun) == started:
@@ -249,7 +249,7 @@ def test_a_system_without_threads_left_populates_with_those_that_it_has(
 
 def test_an_interrupt_while_threads_are_started_stops_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they would go on in memory that is not mapped any more."""
-    start, begun = threading.Thread.start, []
+    start, begun = threading.Thread.start, list[threading.Thread]()
 
     def interrupted(thread: threading.Thread) -> None:
         if len(begun) == 2:
