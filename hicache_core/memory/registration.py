@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from hicache_core.errors import RegisteredTwiceError, RegistrationError, StuckRange
@@ -134,7 +134,8 @@ class Registrations:
         A part whose registration was interrupted is tried too: that it is not registered is no refusal then.
 
         Args:
-            seconds: no further part is begun after so long; None for no limit.
+            seconds: no further part is begun after so long, nor is another thread that undoes waited for
+                longer; None for no limit.
 
         Returns:
             What could not be unregistered. It stays in :attr:`ranges`; another call tries it again.
@@ -142,19 +143,22 @@ class Registrations:
         if not self.own_process:
             return ()
         until = None if seconds is None else time.monotonic() + seconds
-        stuck = []
-        with self._undoing:
-            for part in reversed(self._ranges):
-                if until is not None and time.monotonic() > until:
-                    break
-                rc = self._undone(part)
-                if rc is not None:
-                    offset = part.start - self._whole.start
-                    stuck.append(
-                        StuckRange(who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc)
-                    )
-            self.stuck = tuple(stuck)
+        if not self._undoing.acquire(timeout=-1 if seconds is None else seconds):
             return self.stuck
+        try:
+            self.stuck = tuple(self._refusals(until))
+        finally:
+            self._undoing.release()
+        return self.stuck
+
+    def _refusals(self, until: float | None) -> Iterator[StuckRange]:
+        for part in reversed(self._ranges):
+            if until is not None and time.monotonic() > until:
+                return
+            rc = self._undone(part)
+            if rc is not None:
+                offset = part.start - self._whole.start
+                yield StuckRange(who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc)
 
     def _undone(self, part: HostRange) -> int | None:
         """Unregister a part; None once it is not registered, else the return code of the refusal."""

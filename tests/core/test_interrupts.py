@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from hicache_core.device.sim import SimRuntime
@@ -10,8 +12,9 @@ from hicache_core.memory.addresses import HostRange
 from hicache_core.memory.host import HostMemory
 from hicache_core.memory.ledger import Ledger
 from hicache_core.memory.options import MemoryOptions
+from hicache_core.memory.registration import Registrations
 from tests.core.host_mappings import our_bytes
-from tests.core.test_stuck import CUT
+from tests.core.test_stuck import CUT, Sticky
 
 PARTS = 4
 
@@ -75,3 +78,26 @@ def test_destroying_again_after_an_interrupt_ends_it(call: int) -> None:
     memory.destroy()
     assert (memory.stuck, runtime.memory.registrations) == ((), {})
     assert (our_bytes(), ledger.snapshot()) == (mapped, ())
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_a_thread_that_hangs() -> None:
+    """A driver may hang in unregistering; another thread waits as long as it was told, and undoes nothing."""
+    runtime = Sticky()
+    registrations = Registrations(runtime, HostRange(start=CUT, nbytes=CUT), who="test")
+    inside, go_on, unregister = threading.Event(), threading.Event(), runtime.unregister
+
+    def hangs(host: HostRange) -> None:
+        inside.set()
+        go_on.wait(10)
+        unregister(host)
+
+    runtime.unregister = hangs  # type: ignore[method-assign]
+    registrations.add(HostRange(start=CUT, nbytes=CUT))
+    thread = threading.Thread(target=registrations.undo)
+    thread.start()
+    assert inside.wait(5)
+    assert registrations.undo(seconds=0.05) == ()
+    assert (len(registrations.ranges), runtime.calls) == (1, 0)
+    go_on.set()
+    thread.join()
+    assert (registrations.ranges, runtime.calls) == ((), 1)
