@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from attrs import field, frozen
 from attrs import validators as v
@@ -11,12 +12,18 @@ from hicache_core.compat import DEFAULT_RING_BYTES, Member, Query
 from hicache_core.device_pool import DevicePool
 from hicache_core.errors import SpecError
 from hicache_core.events import DecisionLog
-from hicache_core.memory.agreement import Ranks
+from hicache_core.memory.agreement import MOST_TIMEOUT_S, Ranks
 from hicache_core.memory.options import MemoryOptions
 from hicache_core.plugins import PluginRegistry
 from hicache_core.sizing import SizeRequest, split_host_size
 from hicache_core.spec import Platform
-from hicache_core.spec.checks import whole
+from hicache_core.spec.checks import refuse, whole
+
+
+def _seconds(instance: object, attribute: Any, value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= MOST_TIMEOUT_S:  # type: ignore[operator]
+        refuse(instance, attribute, value, f"seconds, more than 0 and at most {MOST_TIMEOUT_S:g}")
 
 
 @frozen(kw_only=True)
@@ -53,7 +60,7 @@ class ControllerConfig:
     memory: MemoryOptions = field(factory=MemoryOptions, validator=v.instance_of(MemoryOptions))
     allow_kernel_layer_first: bool = False
     probe: bool = True
-    agree_timeout_s: float = field(default=600.0, validator=v.gt(0))
+    agree_timeout_s: float = field(default=600.0, validator=_seconds)
 
     def __attrs_post_init__(self) -> None:
         if (self.host_pages is None) == (self.host_bytes is None):

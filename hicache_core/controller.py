@@ -78,7 +78,6 @@ class Controller:
         rank_group: Any = None,
     ) -> None:
         self.config = config
-        self.ledger = process_ledger() if ledger is None else ledger
         self.runtime = runtime
         self.device = device
         self.decisions = DecisionLog()
@@ -89,6 +88,7 @@ class Controller:
         self._submitting = threading.Lock()
         with self._together("host pools") as ranks:
             device_pools = construction.checked_pools(device_pools)
+            self.ledger = process_ledger() if ledger is None else ledger
             self.plan: Plan = solve(
                 construction.query(config, device_pools, {}, runtime.platform, registry), who="controller"
             )

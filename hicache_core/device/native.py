@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -33,14 +34,10 @@ class NativeEvent:
 
     __slots__ = ("_pool", "_rt", "handle")
 
-    def __init__(self, rt: RuntimeLibrary, pool: list[int], stream: int) -> None:
+    def __init__(self, rt: RuntimeLibrary, pool: list[int], handle: int) -> None:
         self._rt = rt
         self._pool = pool
-        try:
-            self.handle = pool.pop()
-        except IndexError:
-            self.handle = rt.new_event()
-        rt.record(self.handle, stream)
+        self.handle = handle
 
     def query(self) -> bool:
         """Whether everything before it has run; DeviceError for what failed there."""
@@ -51,8 +48,7 @@ class NativeEvent:
         self._rt.synchronize(self.handle)
 
     def __del__(self) -> None:
-        if hasattr(self, "handle"):
-            self._pool.append(self.handle)
+        self._pool.append(self.handle)
 
 
 class NativeRuntime:
@@ -87,7 +83,8 @@ class NativeRuntime:
         self._current_handle = self._torch.current_handle
         self._current_device = self._torch.current_device
         self._events: dict[int, list[int]] = {}
-        self._fences: dict[int, int] = {}
+        self._fences: dict[tuple[int, int], int] = {}
+        self._fencing = threading.Lock()
         found = Found(reason=f"platform {platform.name} has none")
         if platform.has_kernels:
             found = self._torch.find_kernels(self)
@@ -171,12 +168,20 @@ class NativeRuntime:
         """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         device, handle = stream.device_index, stream.cuda_stream
         pool = self._events.get(device)
-        if pool and (handle or self._current_device() == device):
-            return NativeEvent(self._rt, pool, handle)
-        pool = self._events.setdefault(device, [])
-        # A new event belongs to the current device, and is recorded in streams of that device alone.
-        with self._torch.on(device):
-            return NativeEvent(self._rt, pool, handle)
+        if pool is None:
+            pool = self._events.setdefault(device, [])
+        try:
+            event = NativeEvent(self._rt, pool, pool.pop())
+        except IndexError:
+            # A new event belongs to the current device, and is recorded in streams of that device alone.
+            with self._torch.on(device):
+                event = NativeEvent(self._rt, pool, self._rt.new_event())
+        if handle or self._current_device() == device:
+            self._rt.record(event.handle, handle)
+        else:
+            with self._torch.on(device):
+                self._rt.record(event.handle, handle)
+        return event
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """See :class:`~hicache_core.device.base.DeviceRuntime`; events of torch serve as well."""
@@ -189,20 +194,26 @@ class NativeRuntime:
         self._rt.wait(handle, event.handle if isinstance(event, NativeEvent) else theirs.cuda_event)
 
     def wait_current(self, stream: Stream, device: int) -> None:
-        """See :class:`~hicache_core.device.base.DeviceRuntime`; the engine calls it under its lock."""
+        """See :class:`~hicache_core.device.base.DeviceRuntime`."""
         handle = stream.cuda_stream
-        fence = self._fences.get(handle)
-        if fence is None:
-            with self._torch.on(device):
-                fence = self._fences[handle] = self._rt.new_event()
-        # A wait takes the event as it is when it is submitted, so that one event serves all.
         current = self._current_handle(device)
-        if current or self._current_device() == device:
-            self._rt.record(fence, current)
-        else:
-            with self._torch.on(device):
+        # A wait takes the event as it is when it is submitted, so that one event serves all, one at a time:
+        # torch hands the same stream out again after it has made some.
+        with self._fencing:
+            fence = self._fences.get((device, handle))
+            if fence is None:
+                with self._torch.on(device):
+                    fence = self._fences[device, handle] = self._rt.new_event()
+            if current or self._current_device() == device:
                 self._rt.record(fence, current)
-        self._rt.wait(handle, fence)
+            else:
+                with self._torch.on(device):
+                    self._rt.record(fence, current)
+            if handle or not self._is_elsewhere(stream):
+                self._rt.wait(handle, fence)
+            else:
+                with self._torch.on(stream.device_index):
+                    self._rt.wait(handle, fence)
 
     def _is_elsewhere(self, stream: Stream) -> bool:
         return self._current_device() != int(stream.device_index)

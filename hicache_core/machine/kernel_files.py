@@ -7,7 +7,9 @@ from pathlib import Path
 
 from hicache_core.errors import MachineError
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
+"""The kernel counts in 64 bits."""
 
 
 class KernelFiles:
@@ -92,7 +94,7 @@ class KernelFiles:
 
     def whole(self, path: str, word: str, *, minimum: int = 0) -> int:
         """``word`` of the file ``path`` as a number of at least ``minimum``; MachineError if it is none."""
-        if not re.fullmatch(r"-?\d+", word, re.ASCII) or int(word) < minimum:
+        if not _NUMBER.fullmatch(word) or int(word) < minimum:
             raise self.garbage(path, word, f"a whole number of at least {minimum}")
         return int(word)
 

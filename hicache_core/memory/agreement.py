@@ -23,6 +23,8 @@ import torch.distributed as dist
 
 from hicache_core.errors import RankError, SpecError
 
+MOST_TIMEOUT_S = 1e8
+"""About three years; a store takes no number of milliseconds that is much larger."""
 _REASON_CHARACTERS = 2000
 _RESTART = "Read the log of that rank; nothing was kept here. Start all ranks again once its cause is gone."
 
@@ -193,7 +195,7 @@ def together(
     Raises:
         RankError: a rank failed (this one: with the exception as its cause), does not answer, takes other
             steps, or leaves without a commit; or the store is gone.
-        SpecError: this rank is none of the group's, or there is no time to wait.
+        SpecError: this rank is none of the group's, or the time to wait is none.
     """
     ranks = _ranks(group, timeout_s, who)
     try:
@@ -228,9 +230,12 @@ def agree(
 
 
 def _ranks(group: dist.ProcessGroup | None, timeout_s: float, who: str) -> Ranks:
-    if not timeout_s > 0:
+    if not 0 < timeout_s <= MOST_TIMEOUT_S:
         raise SpecError(
-            who=who, got=f"{timeout_s} s to wait", expected="more than 0", remedy="Correct timeout_s."
+            who=who,
+            got=f"{timeout_s} s to wait",
+            expected=f"more than 0, at most {MOST_TIMEOUT_S:g}",
+            remedy="Correct timeout_s.",
         )
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(None, rank=0, members=(0,), timeout_s=timeout_s, who=who)

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hicache_core.errors import HostMemoryError, UnknownNameError
 from hicache_core.memory import libc
@@ -215,16 +215,21 @@ def built_in(options: MemoryOptions) -> HostAllocator:
         ) from None
 
 
-def checked(allocation: Allocation, nbytes: int, who: str) -> Allocation:
-    """An allocation that can be used; one that is short or not page-aligned is released and refused."""
-    short = allocation.nbytes < nbytes
-    if short or allocation.address % mmap.PAGESIZE or allocation.address <= 0:
-        got = f"{allocation.nbytes} bytes at {allocation.address:#x} from its allocator"
-        allocation.release()
-        raise HostMemoryError(
-            who=who,
-            got=got,
-            expected=f"{nbytes} bytes at a multiple of {mmap.PAGESIZE}",
-            remedy="Correct the allocator.",
-        )
-    return allocation
+def check_allocation(allocation: Allocation, nbytes: int, who: str) -> None:
+    """Refuse an allocation that is short or not page-aligned; the caller gives it back."""
+    address: Any = getattr(allocation, "address", None)
+    given: Any = getattr(allocation, "nbytes", None)
+    counted = type(address) is int and type(given) is int
+    if not counted or given < nbytes or address % mmap.PAGESIZE or address <= 0:
+        raise no_allocation(allocation, nbytes, who)
+
+
+def no_allocation(allocation: object, nbytes: int, who: str) -> HostMemoryError:
+    """The error about what an allocator gave and cannot be used."""
+    address, given = getattr(allocation, "address", None), getattr(allocation, "nbytes", None)
+    return HostMemoryError(
+        who=who,
+        got=f"{given!r} bytes at address {address!r} from its allocator ({type(allocation).__name__})",
+        expected=f"an Allocation of {nbytes} bytes at a multiple of {mmap.PAGESIZE}, each an int",
+        remedy="Correct the allocator.",
+    )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hicache_core.errors import (
     AddressError,
@@ -21,7 +21,14 @@ from hicache_core.errors import (
     UnregisterError,
 )
 from hicache_core.memory.addresses import HostRange
-from hicache_core.memory.allocation import Allocation, HostAllocator, built_in, checked, page_bytes
+from hicache_core.memory.allocation import (
+    Allocation,
+    HostAllocator,
+    built_in,
+    check_allocation,
+    no_allocation,
+    page_bytes,
+)
 from hicache_core.memory.ledger import Booking, Ledger
 from hicache_core.memory.options import MemoryOptions
 from hicache_core.memory.population import Population
@@ -58,30 +65,62 @@ class MemoryFacts:
 class _Hold:
     """Gives an allocation back when no view of it is left and nothing of it is registered."""
 
-    def __init__(self, allocation: Allocation, booking: Booking, registrations: Registrations) -> None:
-        self._allocation: Allocation | None = allocation
+    def __init__(self, booking: Booking, registrations: Registrations, who: str) -> None:
         self._booking = booking
-        self._registrations = registrations
+        self._who = who
+        # Whoever takes it out gives it back: a finalizer may settle in the middle of another call that does.
+        self._given: list[Allocation] = []
         self._viewed = False
+        self.ending = False
+        self.registrations = registrations
+
+    def take(self, allocator: HostAllocator, nbytes: int) -> Allocation:
+        """Have the allocator give memory; where it gives none that can be used, nothing stays booked."""
+        try:
+            self._given.append(_allocated(allocator, nbytes, self._who))
+            if not callable(getattr(self._given[0], "release", None)):
+                raise no_allocation(self._given.pop(), nbytes, self._who)
+        except BaseException:
+            if not self._given:
+                self._booking.release()
+            raise
+        check_allocation(self._given[0], nbytes, self._who)
+        return self._given[0]
 
     def view(self, host: HostRange) -> npt.NDArray[np.uint8]:
         """The bytes; the allocation stays while the array or a view of it does."""
         anchor = _Anchor(host)
-        self._viewed = True
         weakref.finalize(anchor, self._unviewed).atexit = False
+        self._viewed = True
         return np.asarray(anchor)
 
     def _unviewed(self) -> None:
         self._viewed = False
-        self.settle()
+        # What fails here has nobody to tell, so that whoever is about to settle does it.
+        if not self.ending:
+            self.settle()
 
     def settle(self) -> None:
-        """Give the allocation back if that may be done now."""
-        free = not self._viewed and not self._registrations.ranges and self._registrations.own_process
-        if free and self._allocation is not None:
-            allocation, self._allocation = self._allocation, None
+        """Give the allocation back if that may be done; HostMemoryError where its allocator fails at it."""
+        if self._viewed or self.registrations.ranges or not self.registrations.own_process:
+            return
+        try:
+            allocation = self._given.pop()
+        except IndexError:
+            return
+        try:
             allocation.release()
+        except Exception as error:
+            raise HostMemoryError(
+                who=self._who,
+                got=f"{type(error).__name__}: {error} from the release of {type(allocation).__name__}",
+                expected="memory that its allocator takes back",
+                remedy="Correct the allocator. The memory is not used any more, and stays booked.",
+            ) from error
+        except BaseException:
             self._booking.release()
+            raise
+        self._booking.release()
 
 
 class _Anchor:
@@ -151,27 +190,39 @@ class HostMemory:
             return
         allocator = allocator or built_in(options)
         booking = (ledger or Ledger()).book(who, page_bytes(nbytes))
+        self._hold = _Hold(booking, self._registrations, who)
+        self._end = weakref.finalize(self, _end, self._hold)
         try:
-            allocation = checked(_allocated(allocator, nbytes, who), nbytes, who)
-        except BaseException:
-            booking.release()
-            raise
-        self.range = HostRange(start=allocation.address, nbytes=nbytes)
-        self._registrations = Registrations(runtime, self.range, who=who)
-        hold = _Hold(allocation, booking, self._registrations)
-        try:
-            booking.place(self.range)
-            self._prepare(math.lcm(copy_unit, mmap.PAGESIZE), options, allocation)
+            self._obtain(self._hold, booking, nbytes, allocator, runtime)
+            self._prepare(math.lcm(copy_unit, mmap.PAGESIZE), options)
+            self.view = self._hold.view(self.range)
+            self.segments = tuple(self._as_segments())
         except BaseException as error:
-            _report(error, self._registrations.undo())
-            hold.settle()
+            self._drop(error)
             raise
-        self._hold = hold
-        self.view = hold.view(self.range)
-        self.segments = tuple(self._as_segments())
-        self._end = weakref.finalize(self, _end, self._registrations, hold)
 
-    def _prepare(self, cut: int, options: MemoryOptions, allocation: Allocation) -> None:
+    def _obtain(
+        self, hold: _Hold, booking: Booking, nbytes: int, allocator: HostAllocator, runtime: Registrar
+    ) -> None:
+        allocation = hold.take(allocator, nbytes)
+        self.facts = MemoryFacts(fd=allocation.fd, notes=getattr(allocation, "notes", ()))
+        self.range = HostRange(start=allocation.address, nbytes=nbytes)
+        self._registrations = hold.registrations = Registrations(runtime, self.range, who=self._who)
+        booking.place(self.range)
+
+    def _drop(self, error: BaseException) -> None:
+        """Undo a construction that failed; what is interrupted here is done when the object goes."""
+        hold, self._hold = self._hold, None
+        self.view = np.empty(0, dtype=np.uint8)
+        _report(error, self._registrations.undo())
+        if hold is not None:
+            try:
+                hold.settle()
+            except HostMemoryError as failed:
+                error.add_note(str(failed))
+        self._end.detach()
+
+    def _prepare(self, cut: int, options: MemoryOptions) -> None:
         threads = options.threads if options.populate else 0
         with Population(self.range, threads=threads, progress=options.progress, who=self._who) as pages:
             try:
@@ -181,12 +232,11 @@ class HostMemory:
                     raise
                 self.pageable = f"code {error.rc} for {error.nbytes} bytes at offset {error.offset_bytes}"
             pages.wait(self.range.nbytes)
-        self.facts = MemoryFacts(
+        self.facts = evolve(
+            self.facts,
             mapped_bytes=page_bytes(self.range.nbytes),
-            fd=allocation.fd,
             threads=pages.threads,
             seconds=pages.seconds,
-            notes=getattr(allocation, "notes", ()),
         )
 
     def _as_segments(self) -> Iterator[Segment]:
@@ -211,18 +261,22 @@ class HostMemory:
         Raises:
             UnregisterError: some of it could not be unregistered. All other parts are, and all of it stays
                 mapped and booked; another call tries the rest again.
+            HostMemoryError: its allocator failed at taking it back.
         """
-        if self._hold is None:
+        hold = self._hold
+        if hold is None:
             return
         stuck = self._registrations.undo()
         self.segments = tuple(self._as_segments())
         if stuck:
             raise unregister_error(self._who, stuck)
         self.segments = ()
+        hold.ending = True
         self.view = np.empty(0, dtype=np.uint8)
-        self._end.detach()
-        self._hold.settle()
+        hold.ending = False
         self._hold = None
+        hold.settle()
+        self._end.detach()
 
     def page_view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """The bytes ``offset`` to ``offset + nbytes`` of the buffer; AddressError where they leave it."""
@@ -242,7 +296,7 @@ def _allocated(allocator: HostAllocator, nbytes: int, who: str) -> Allocation:
         return allocator.allocate(nbytes, who)
     except HostMemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise HostMemoryError(
             who=who,
             got=f"{type(error).__name__}: {error} from {type(allocator).__name__} for {nbytes} bytes",
@@ -259,9 +313,9 @@ def _report(error: BaseException, stuck: tuple[StuckRange, ...]) -> None:
         error.stuck = stuck
 
 
-def _end(registrations: Registrations, hold: _Hold) -> None:
+def _end(hold: _Hold) -> None:
     """Undo what nobody destroyed; there is nobody to tell of what is stuck, which stays mapped."""
-    registrations.undo(seconds=EXIT_SECONDS)
+    hold.registrations.undo(seconds=EXIT_SECONDS)
     hold.settle()
 
 
@@ -286,15 +340,22 @@ class Destroyable(Protocol):
 
 
 def destroy_all(things: Iterable[Destroyable], *, who: str) -> None:
-    """Destroy each; what is stuck in one does not keep the others, and one error names all of it."""
+    """Destroy each; what one fails at does not keep the others, and one error names all of it."""
     stuck: list[StuckRange] = []
+    failed: list[HostMemoryError] = []
     for thing in things:
         try:
             thing.destroy()
         except UnregisterError as error:
             stuck.extend(error.stuck)
+        except HostMemoryError as error:
+            failed.append(error)
     if stuck:
-        raise unregister_error(who, stuck)
+        failed.insert(0, unregister_error(who, stuck))
+    for other in failed[1:]:
+        failed[0].add_note(str(other))
+    if failed:
+        raise failed[0]
 
 
 def destroy_after(error: BaseException, things: Iterable[Destroyable], *, who: str) -> None:
@@ -304,13 +365,15 @@ def destroy_after(error: BaseException, things: Iterable[Destroyable], *, who: s
     mapped for as long as somebody keeps the error.
     """
     left: BaseException | None = error
-    while left is not None:
+    seen: set[int] = set()
+    while left is not None and id(left) not in seen:
+        seen.add(id(left))
         traceback.clear_frames(left.__traceback__)
         left = left.__cause__ or left.__context__
     try:
         destroy_all(things, who=who)
-    except UnregisterError as stuck:
-        error.add_note(str(stuck))
+    except HostMemoryError as failed:
+        error.add_note("\n".join([str(failed), *getattr(failed, "__notes__", ())]))
 
 
 @frozen(kw_only=True, eq=False)

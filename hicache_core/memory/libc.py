@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from pathlib import Path
 
 PRIVATE, SHARED = 2, 1
 DONTNEED, DONTFORK, HUGEPAGE, POPULATE_WRITE = 4, 10, 14, 23
@@ -58,6 +59,18 @@ def advise(start: int, nbytes: int, advice: int) -> None:
     """Give the kernel advice about a mapping, or have it act on one; OSError where it refuses."""
     if nbytes and _lib.madvise(start, nbytes, advice):
         raise _failure()
+
+
+def writable(start: int, nbytes: int) -> bool:
+    """Whether all of a run of addresses is mapped, readable and writable. Source: proc_pid_maps(5)."""
+    reached, end = start, start + nbytes
+    # In the order of addresses; only a run that starts where the last one ended goes on.
+    for line in Path("/proc/self/maps").read_bytes().splitlines():
+        span, access = line.split(maxsplit=2)[:2]
+        first, last = (int(word, 16) for word in span.split(b"-"))
+        if first <= reached < last and access.startswith(b"rw"):
+            reached = last
+    return reached >= end
 
 
 def prefer_node(start: int, nbytes: int, node: int) -> None:

@@ -31,7 +31,11 @@ def touch(start: int, nbytes: int) -> None:
 
 
 def populate(start: int, nbytes: int) -> None:
-    """Make pages present and writable; what they hold stays. OSError where the kernel has no memory left."""
+    """Make pages present and writable; what they hold stays. OSError where the kernel has no memory left.
+
+    A kernel refuses the advice alike where it does not know it and where pages may not be written. Touching
+    those would end the process, so that it is done where they may be.
+    """
     while True:
         try:
             libc.advise(start, nbytes, libc.POPULATE_WRITE)
@@ -40,6 +44,8 @@ def populate(start: int, nbytes: int) -> None:
                 continue
             if error.errno != errno.EINVAL:
                 raise
+            if not libc.writable(start, nbytes):
+                raise OSError(errno.EACCES, "memory that may not be written") from error
             touch(start, nbytes)
         return
 
@@ -64,6 +70,7 @@ class Population:
         self._parts = -(-host.nbytes // PART_BYTES) if threads else 0
         workers = min(threads, self._parts)
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
+        self._by_caller = workers < 2
         self._changed = threading.Condition()
         self._next = 0
         self._finished: set[int] = set()
@@ -80,14 +87,29 @@ class Population:
 
     def __enter__(self) -> Population:
         self._start = time.perf_counter()
-        if len(self._threads) > 1:
-            for thread in self._threads:
-                thread.start()
+        try:
+            self._start_threads()
+        except BaseException:
+            self._stop()
+            raise
         return self
+
+    def _start_threads(self) -> None:
+        if self._by_caller:
+            return
+        for number, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError:  # The system has no thread left: those that run, or the caller, do it all.
+                self._threads, self._by_caller = self._threads[: max(number, 1)], number == 0
+                return
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         with self._changed:
             self._stopped = True
         for thread in self._threads:
@@ -103,7 +125,7 @@ class Population:
         needed = min(-(-nbytes // PART_BYTES), self._parts)
         while True:
             with self._changed:
-                if self._ready < needed and len(self._threads) > 1 and self._error is None:
+                if self._ready < needed and not self._by_caller and self._error is None:
                     self._changed.wait(_PERIOD_SECONDS)
                 done, error = min(len(self._finished) * PART_BYTES, self._host.nbytes), self._error
             if error is not None:
@@ -115,7 +137,7 @@ class Population:
                     self._progress(done, self._host.nbytes)
             if self._ready >= needed:
                 return
-            if len(self._threads) == 1:
+            if self._by_caller:
                 self._step()
 
     def _work(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from hicache_core.errors import RegisteredTwiceError, RegistrationError, StuckRange
@@ -14,6 +15,8 @@ from hicache_core.memory.options import MemoryOptions
 _PIPELINE_PARTS = 8
 _PIPELINE_PART_BYTES = 1 << 30
 _UNKNOWN_RC = -1
+_NOT_REGISTERED = (1, 713)
+"""Return codes of CUDA and HIP for an address at which nothing is registered."""
 
 
 class Registrar(Protocol):
@@ -41,6 +44,9 @@ class Registrations:
         self._who = who
         self._owner = os.getpid()
         self._ranges: list[HostRange] = []
+        # What a call is about or was interrupted in, so that nobody knows whether it is registered.
+        self._doubtful: set[HostRange] = set()
+        self._undoing = threading.RLock()
         self.stuck: tuple[StuckRange, ...] = ()
 
     @property
@@ -69,8 +75,18 @@ class Registrations:
                 start=part.start,
                 nbytes=part.nbytes,
             )
-        self._runtime.register(part)
+        self._doubtful.add(part)
         self._ranges.append(part)
+        try:
+            self._runtime.register(part)
+        except RegistrationError:
+            self._forget(part)
+            raise
+        self._doubtful.discard(part)
+
+    def _forget(self, part: HostRange) -> None:
+        self._ranges = [kept for kept in self._ranges if kept != part]
+        self._doubtful.discard(part)
 
     def fill(self, cut: int, options: MemoryOptions, ready: Callable[[int], None]) -> None:
         """Register all of it from the front, in parts that end at a multiple of ``cut``.
@@ -115,8 +131,11 @@ class Registrations:
     def undo(self, *, seconds: float | None = None) -> tuple[StuckRange, ...]:
         """Unregister each part, last first; one that is refused does not stop the others.
 
+        A part whose registration was interrupted is tried too: that it is not registered is no refusal then.
+
         Args:
-            seconds: no further part is begun after so long; None for no limit.
+            seconds: no further part is begun after so long, nor is another thread that undoes waited for
+                longer; None for no limit.
 
         Returns:
             What could not be unregistered. It stays in :attr:`ranges`; another call tries it again.
@@ -124,22 +143,37 @@ class Registrations:
         if not self.own_process:
             return ()
         until = None if seconds is None else time.monotonic() + seconds
-        stuck = []
+        if not self._undoing.acquire(timeout=-1 if seconds is None else seconds):
+            return self.stuck
+        try:
+            self.stuck = tuple(self._refusals(until))
+        finally:
+            self._undoing.release()
+        return self.stuck
+
+    def _refusals(self, until: float | None) -> Iterator[StuckRange]:
         for part in reversed(self._ranges):
             if until is not None and time.monotonic() > until:
-                break
-            try:
-                self._runtime.unregister(part)
-            except Exception as error:
-                rc = getattr(error, "rc", _UNKNOWN_RC)
+                return
+            rc = self._undone(part)
+            if rc is not None:
                 offset = part.start - self._whole.start
-                stuck.append(StuckRange(
-                        who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc
-                    ))
-            else:
-                self._ranges = [kept for kept in self._ranges if kept is not part]
-        self.stuck = tuple(stuck)
-        return self.stuck
+                yield StuckRange(who=self._who, start=part.start, nbytes=part.nbytes, offset=offset, rc=rc)
+
+    def _undone(self, part: HostRange) -> int | None:
+        """Unregister a part; None once it is not registered, else the return code of the refusal."""
+        doubtful = part in self._doubtful
+        self._doubtful.add(part)
+        try:
+            self._runtime.unregister(part)
+        except Exception as error:
+            rc: int = getattr(error, "rc", _UNKNOWN_RC)
+            if not doubtful or rc not in _NOT_REGISTERED:
+                if not doubtful:
+                    self._doubtful.discard(part)
+                return rc
+        self._forget(part)
+        return None
 
 
 def _cuts(nbytes: int, cut: int) -> int:

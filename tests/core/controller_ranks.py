@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from hicache_core.controller import ControllerConfig
 from hicache_core.device.sim import SimRuntime
 from hicache_core.errors import HiCacheError, SidecarError
 from hicache_core.memory.ledger import Ledger
+from hicache_core.memory.process import process_ledger
 from hicache_core.spec import platform_named
 from hicache_core.testing.rigs import Rig
 from hicache_core.testing.stand_ins import pool_spec, registry_of
@@ -73,6 +75,22 @@ def _runs_out(rank: int) -> Any:
     return {"error": None}
 
 
+def _no_books(rank: int) -> Any:
+    """Rank 1 cannot make the books of its process, since its launcher counts the ranks in words."""
+    process_ledger.cache_clear()
+    runtime = _runtime()
+    if rank:
+        os.environ["LOCAL_WORLD_SIZE"] = "all"
+    try:
+        Rig([pool_spec(48)], CONFIG, runtime).controller.close()
+    except HiCacheError as error:
+        return {"error": error.code, "reason": str(error), "left": len(runtime.memory.registrations)}
+    finally:
+        os.environ.pop("LOCAL_WORLD_SIZE", None)
+        process_ledger.cache_clear()
+    return {"error": None}
+
+
 def _sidecar(rank: int) -> Any:
     """The sidecar of rank 1 does not move as it declares; later an honest one joins."""
     good = pool_spec(64, pool="good", anchor=False)
@@ -99,6 +117,7 @@ SCENARIOS: dict[str, Callable[[int], Any]] = {
     "unequal pages": _unequal_pages,
     "unequal layers": _unequal_layers,
     "runs out": _runs_out,
+    "no books": _no_books,
     "sidecar": _sidecar,
 }
 

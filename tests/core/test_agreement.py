@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from hicache_core.controller import ControllerConfig
 from hicache_core.errors import RankError, SpecError
 from hicache_core.memory.agreement import KeyStore, Ranks, agree, together
 
@@ -215,3 +216,22 @@ def test_no_time_to_wait_is_refused(timeout_s: float) -> None:
     """Zero would be taken for ever, or for never."""
     with pytest.raises(SpecError):
         agree({}, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e12])
+def test_a_time_to_wait_that_no_store_takes_is_refused(seconds: float) -> None:
+    """Before any rank waits, also where there is one alone; the configuration says so as early as it can."""
+    with pytest.raises(SpecError), together(timeout_s=seconds):
+        pytest.fail("the block was entered")
+    with pytest.raises(SpecError):
+        agree({}, timeout_s=seconds)
+    with pytest.raises(SpecError) as caught:
+        ControllerConfig(io_backend="direct", layout="layer_first", host_pages=1, agree_timeout_s=seconds)
+    assert caught.value.who == "ControllerConfig.agree_timeout_s"
+
+
+@pytest.mark.parametrize("seconds", ["5", None, True])
+def test_a_configured_time_to_wait_is_a_number(seconds: Any) -> None:
+    """Refused like any other field that is not what it must be."""
+    with pytest.raises(SpecError):
+        ControllerConfig(io_backend="direct", layout="layer_first", host_pages=1, agree_timeout_s=seconds)

@@ -47,6 +47,14 @@ def test_a_rank_that_runs_out_makes_both_fail_and_keep_nothing(outcomes: list[An
     assert all(outcome["runs out"]["seconds"] < DEADLINE_S for outcome in outcomes)
 
 
+def test_a_rank_without_books_makes_both_fail_at_once(outcomes: list[Any]) -> None:
+    """The other does not wait out its timeout of eight seconds, and is told why."""
+    results = _results(outcomes, "no books")
+    assert [(result["error"], result["left"]) for result in results] == [("rank", 0), ("rank", 0)]
+    assert all("LOCAL_WORLD_SIZE" in result["reason"] for result in results)
+    assert all(outcome["no books"]["seconds"] < 6 for outcome in outcomes)
+
+
 def test_a_sidecar_joins_on_all_ranks_or_on_none(outcomes: list[Any]) -> None:
     """The rank whose own sidecar is fine lets go of it too; both serve on, and the next one joins."""
     first, second = _results(outcomes, "sidecar")

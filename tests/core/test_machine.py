@@ -114,7 +114,10 @@ def test_nodes(tmp_path: Path) -> None:
         ("/sys/kernel/mm/transparent_hugepage/enabled", "always madvise never\n"),
         ("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "x\n"),
         ("/sys/devices/system/node/online", "0-x\n"),
+        ("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "9" * 5000),
+        ("/sys/devices/system/node/online", "9" * 5000),
     ],
+    ids=range(10),
 )
 def test_garbage_is_refused(tmp_path: Path, path: str, text: str) -> None:
     """The file is named."""

@@ -6,6 +6,8 @@ import errno
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -221,3 +223,79 @@ def test_large_memory_is_registered_in_parts_beside_populating(monkeypatch: pyte
     assert all(runtime.present)
     memory.destroy()
     assert not runtime.memory.registrations
+
+
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_a_system_without_threads_left_populates_with_those_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, started: int
+) -> None:
+    """Or with the caller's own; the facts say how many."""
+    start, begun = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        if len(begun) == started:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    mapped, runtime = our_bytes(), Watched()
+    memory = _obtain(runtime, threads=3)
+    assert memory.facts.threads == max(started, 1)
+    assert runtime.present == [True] * 4
+    memory.destroy()
+    assert our_bytes() == mapped
+
+
+def test_an_interrupt_while_threads_are_started_stops_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would go on in memory that is not mapped any more."""
+    start, begun = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    mapped, ledger = our_bytes(), Ledger()
+    with pytest.raises(KeyboardInterrupt):
+        _obtain(Watched(), ledger, threads=3)
+    assert not any(thread.is_alive() for thread in begun)
+    assert (our_bytes(), ledger.snapshot()) == (mapped, ())
+
+
+_READ_ONLY = """
+import ctypes, mmap
+from hicache_core.device.sim import SimRuntime
+from hicache_core.errors import HostMemoryError
+from hicache_core.memory import libc
+from hicache_core.memory.host import HostMemory
+from hicache_core.memory.ledger import Ledger
+
+class Given:
+    fd, nbytes, released = None, 4 * mmap.PAGESIZE, 0
+
+    def __init__(self):
+        self.address = libc.map_memory(self.nbytes)
+        last = ctypes.c_void_p(self.address + 3 * mmap.PAGESIZE)
+        assert not ctypes.CDLL(None).mprotect(last, ctypes.c_size_t(mmap.PAGESIZE), 1)
+
+    def allocate(self, nbytes, who):
+        return self
+
+    def release(self):
+        self.released += 1
+
+given, ledger, runtime = Given(), Ledger(), SimRuntime()
+try:
+    HostMemory(given.nbytes, 64, runtime, who="test", allocator=given, ledger=ledger)
+except HostMemoryError as error:
+    print(error.code, given.released, len(ledger.snapshot()), runtime.registration_calls)
+"""
+
+
+def test_memory_that_may_not_be_written_is_refused() -> None:
+    """Its last page cannot be; touching it would end the process."""
+    told = subprocess.run([sys.executable, "-c", _READ_ONLY], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout.split()) == (0, ["memory", "1", "0", "0"])
