@@ -46,6 +46,7 @@ class ControllerConfig:
         allow_kernel_layer_first: take kernel + layer_first where the platform serves it on request only,
             after a probe.
         probe: move pages of every pool there and back before the first request, and compare them.
+        name: what ranks know this controller by; where one rank has several, each needs its own.
         agree_timeout_s: seconds that ranks wait for the slowest of them, whose memory is being pinned.
     """
 
@@ -60,6 +61,7 @@ class ControllerConfig:
     memory: MemoryOptions = field(factory=MemoryOptions, validator=v.instance_of(MemoryOptions))
     allow_kernel_layer_first: bool = False
     probe: bool = True
+    name: str = field(default="", validator=v.instance_of(str))
     agree_timeout_s: float = field(default=600.0, validator=_seconds)
 
     def __attrs_post_init__(self) -> None:

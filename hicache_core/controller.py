@@ -86,7 +86,7 @@ class Controller:
         self._indices = IndexReader()
         self._joining = threading.Lock()
         self._submitting = threading.Lock()
-        with self._together("host pools") as ranks:
+        with self._together(f"host pools {config.name}") as ranks:
             device_pools = construction.checked_pools(device_pools)
             self.ledger = process_ledger() if ledger is None else ledger
             self.plan: Plan = solve(
@@ -184,7 +184,7 @@ class Controller:
                 it was and serves on.
         """
         (device_pool,) = construction.checked_pools([device_pool])
-        who = f"sidecar {device_pool.spec.pool}"
+        who = f"sidecar {device_pool.spec.pool} {self.config.name}"
         with (
             self._joining,
             sidecar_steps(device_pool.spec, self.decisions) as enter,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,12 +114,33 @@ def _sidecar(rank: int) -> Any:
         return {"step": step, "same": all(before[key] == after[key] for key in kept), "last": _state(rig)}
 
 
+def _draft_and_target(rank: int) -> Any:
+    """Two controllers a rank, made at once and in another order on each."""
+    pages = {"draft": 8 + rank, "target": 16 - rank}
+    rigs: dict[str, Rig[SimRuntime]] = {}
+
+    def make(name: str) -> None:
+        rigs[name] = Rig([pool_spec(48)], evolve(CONFIG, name=name, host_pages=pages[name]), _runtime())
+
+    threads = [threading.Thread(target=make, args=(name,)) for name in sorted(pages, reverse=bool(rank))]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join()
+    found = {name: rig.controller.group.anchor.pages for name, rig in rigs.items()}
+    for rig in rigs.values():
+        rig.controller.close()
+    return found
+
+
 SCENARIOS: dict[str, Callable[[int], Any]] = {
     "unequal pages": _unequal_pages,
     "unequal layers": _unequal_layers,
     "runs out": _runs_out,
     "no books": _no_books,
     "sidecar": _sidecar,
+    "draft and target": _draft_and_target,
 }
 
 

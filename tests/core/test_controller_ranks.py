@@ -55,6 +55,11 @@ def test_a_rank_without_books_makes_both_fail_at_once(outcomes: list[Any]) -> No
     assert all(outcome["no books"]["seconds"] < 6 for outcome in outcomes)
 
 
+def test_controllers_of_different_names_do_not_meet(outcomes: list[Any]) -> None:
+    """Whatever the order in which each rank makes them."""
+    assert _results(outcomes, "draft and target") == [{"draft": 8, "target": 15}] * 2
+
+
 def test_a_sidecar_joins_on_all_ranks_or_on_none(outcomes: list[Any]) -> None:
     """The rank whose own sidecar is fine lets go of it too; both serve on, and the next one joins."""
     first, second = _results(outcomes, "sidecar")
