@@ -9,7 +9,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from hicache_core.compat import DEFAULT_RING_BYTES, Member, Query
-from hicache_core.device_pool import DevicePool
+from hicache_core.device_pool import DevicePool, check_apart, check_device_pool
 from hicache_core.errors import SpecError
 from hicache_core.events import DecisionLog
 from hicache_core.memory.agreement import MOST_TIMEOUT_S, Ranks
@@ -135,12 +135,35 @@ def stage_layers(config: ControllerConfig, device_pools: Sequence[DevicePool]) -
     return range(first, stop)
 
 
-def check_layers(pool: DevicePool, layers: range) -> None:
-    """Refuse a pool with a model layer that is not among those of a stage: it would never move."""
+def check_joining(
+    pool: DevicePool, present: Sequence[DevicePool], layers: range, device_pages: int
+) -> None:
+    """Hold the device rows of a pool that joins against its declaration and against the group.
+
+    Args:
+        pool: the pool that joins.
+        present: the pools of the group.
+        layers: model layers of the stage.
+        device_pages: device pages of its index space; 0 where it brings the space.
+
+    Raises:
+        BufferMismatchError: its tensors are not what it declares, or share bytes with another pool's.
+        SpecError: a model layer is none of the stage's and would never move, or a slot would name no row.
+    """
+    check_device_pool(pool)
+    check_apart([*present, pool])
     for layer in pool.spec.layer_ids:
         if layer not in layers:
             those = f"layers {layers.start} to {layers.stop - 1}, those of this stage"
             raise _layer_error(pool, layer, those)
+    if pool.pages is not None and pool.pages < device_pages:
+        space = pool.spec.index_space.name
+        raise SpecError(
+            who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
+            got=f"{pool.pages} device pages",
+            expected=f"at least {device_pages}, as the other pools of index space '{space}'",
+            remedy="Give it the device rows of as many slots.",
+        )
 
 
 def _layer_error(pool: DevicePool, layer: int, expected: str) -> SpecError:
@@ -165,17 +188,6 @@ def device_pages(device_pools: Sequence[DevicePool]) -> dict[str, int]:
         if pool.pages is not None:
             counts[pool.spec.index_space.name].append(pool.pages)
     return {name: min(mine, default=0) for name, mine in counts.items()}
-
-
-def check_device_pages(pool: DevicePool, pages: int) -> None:
-    """Refuse a pool that has fewer device pages than its index space has: a slot would name no row of it."""
-    if pool.pages is not None and pool.pages < pages:
-        raise SpecError(
-            who=f"pool '{pool.spec.pool}' ({pool.spec.family})",
-            got=f"{pool.pages} device pages",
-            expected=f"at least {pages}, as the other pools of index space '{pool.spec.index_space.name}'",
-            remedy="Give it the device rows of as many slots.",
-        )
 
 
 def host_pages(config: ControllerConfig, device_pools: Sequence[DevicePool]) -> dict[str, int]:

@@ -226,10 +226,7 @@ class Controller:
             self.config, [*present, device_pool], counts, self.runtime.platform, self._registry
         )
         plan = solve(query, who="register_sidecar")
-        check_device_pool(device_pool)
-        check_apart([*present, device_pool])
-        construction.check_layers(device_pool, self.layers)
-        construction.check_device_pages(device_pool, self.device_pages.get(space, 0))
+        construction.check_joining(device_pool, present, self.layers, self.device_pages.get(space, 0))
         for layer in itertools.chain.from_iterable(device_pool.layers.values()):
             self.runtime.device_range(layer, self.device)
         return plan, pages
