@@ -58,7 +58,8 @@ class Binder:
         )
         if tables is None:
             tables = build_pointer_tables(spec, buffers, self._device)
-        self._check_tables(pool, tables)
+        else:
+            self._check_tables(pool, tables)
         pool.bind(tables, own, self._ring, self._device)
         if own.staged:
             self._bind_writer(pool)

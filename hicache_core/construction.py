@@ -59,8 +59,8 @@ class ControllerConfig:
     layer_count: int = field(default=0, validator=whole(0))
     ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
     memory: MemoryOptions = field(factory=MemoryOptions, validator=v.instance_of(MemoryOptions))
-    allow_kernel_layer_first: bool = False
-    probe: bool = True
+    allow_kernel_layer_first: bool = field(default=False, validator=v.instance_of(bool))
+    probe: bool = field(default=True, validator=v.instance_of(bool))
     name: str = field(default="", validator=v.instance_of(str))
     agree_timeout_s: float = field(default=600.0, validator=_seconds)
 

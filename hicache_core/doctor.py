@@ -86,7 +86,7 @@ def limit_findings(limits: MachineLimits) -> Iterator[Finding]:
         subject="transparent huge pages",
         verdict=Verdict.GOOD if helps else Verdict.NOTE,
         found=limits.thp_policy or "none",
-        remedy="" if helps else "Set them to madvise: pinning takes about a third of the time.",
+        remedy="" if helps else "Set them to madvise: host memory is then pinned in fewer, larger pages.",
     )
     for pages in limits.hugepages:
         yield Finding(

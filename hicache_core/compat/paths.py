@@ -171,12 +171,11 @@ def _bypasses(query: Query, member: Member, plan: PoolPlan) -> Iterator[Choice]:
 
 def uses_alias(query: Query, plan: PoolPlan) -> bool:
     """Whether something of the plan needs the device's address of host memory, not the CPU's."""
-    copies = {plan.backup, plan.load} != {Path.KERNEL}
-    return Path.KERNEL in (plan.backup, plan.load) or (copies and not query.platform.copies_take_host)
+    return Path.KERNEL in (plan.backup, plan.load) or not query.platform.copies_take_host
 
 
 def _aliased(query: Query, plan: PoolPlan) -> Iterator[Choice]:
-    if uses_alias(query, plan) and not query.platform.copies_take_host:
+    if {plan.backup, plan.load} != {Path.KERNEL} and not query.platform.copies_take_host:
         yield Choice(
             code="copies-take-alias",
             text=f"copies on {query.platform.name} get the alias: not every kind takes the CPU address",

@@ -158,8 +158,8 @@ class Query:
     pools: tuple[Member, ...] = field(converter=_members)
     variant_platforms: tuple[str, ...] | None = None
     required: Mapping[str, str] = field(factory=dict)
-    allow_kernel_layer_first: bool = False
-    probe: bool = True
+    allow_kernel_layer_first: bool = field(default=False, validator=v.instance_of(bool))
+    probe: bool = field(default=True, validator=v.instance_of(bool))
     ring_bytes: int = field(default=DEFAULT_RING_BYTES, validator=whole(0))
 
     @property

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from hicache_core.errors import (
-    AddressError,
     HostMemoryError,
     RegistrationError,
     StuckRange,
@@ -277,17 +276,6 @@ class HostMemory:
         self._hold = None
         hold.settle()
         self._end.detach()
-
-    def page_view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The bytes ``offset`` to ``offset + nbytes`` of the buffer; AddressError where they leave it."""
-        if offset < 0 or offset + nbytes > self.view.size:
-            raise AddressError(
-                who=self._who,
-                got=f"bytes {offset} to {offset + nbytes} of a buffer of {self.view.size}",
-                expected="bytes inside the buffer",
-                remedy="Give a page that the pool has.",
-            )
-        return self.view[offset : offset + nbytes]
 
 
 def _allocated(allocator: HostAllocator, nbytes: int, who: str) -> Allocation:

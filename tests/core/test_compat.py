@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from hicache_core.compat import Member, Path, Query, solve, violations
+from hicache_core.construction import ControllerConfig
 from hicache_core.errors import IncompatibleError
 from hicache_core.spec import (
     IO_BACKENDS,
@@ -312,3 +314,25 @@ def test_a_pair_that_is_not_served_hides_no_other_rule_of_the_group() -> None:
     specs = pool_spec(17, pool="a"), pool_spec(48, pool="b", page_slots=8)
     found = _rules(_query("rocm", "direct", "page_first", *specs, variant=["cuda"]))
     assert sorted(found) == [PAIR, "R6-anchor", "R6-page-size", "R7-variant-platform"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "layout", "told"),
+    [("kernel", "layer_first", 0), ("kernel", "page_first", 1), ("direct", "layer_first", 1)],
+)
+def test_copies_that_take_the_alias_are_a_choice_where_there_are_copies(
+    backend: str, layout: str, told: int
+) -> None:
+    """On WSL2 one kind of copy refuses the CPU address; a plan of kernels alone makes no copy."""
+    choices = solve(_query("cuda-wsl2", backend, layout)).pools["kv"].choices
+    assert [choice.code for choice in choices].count("copies-take-alias") == told
+
+
+@pytest.mark.parametrize("option", ["allow_kernel_layer_first", "probe"])
+def test_options_that_open_a_door_are_true_or_false(option: str) -> None:
+    """A string such as "no" would count as yes."""
+    wrong: dict[str, Any] = {option: "no"}
+    with pytest.raises(TypeError):
+        evolve(_query("rocm", "kernel", "layer_first"), **wrong)
+    with pytest.raises(TypeError):
+        ControllerConfig(io_backend="kernel", layout="layer_first", host_pages=1, **wrong)

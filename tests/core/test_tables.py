@@ -180,20 +180,6 @@ def test_segments_that_do_not_cover_the_buffer_are_refused() -> None:
         host_table(segments, grid, layout_named("layer_first").strides(grid))
 
 
-def test_page_view_stays_inside_the_buffer() -> None:
-    """I42: the bytes of a page for storage; a page that is not there is refused."""
-    memory = HostMemory(100, 4, SimRuntime(), who="test")
-    memory.page_view(96, 4)[:] = 7
-    assert memory.view[95:].tolist() == [0, 7, 7, 7, 7]
-    for offset, nbytes in ((96, 5), (-4, 4), (101, 0)):
-        with pytest.raises(AddressError):
-            memory.page_view(offset, nbytes)
-    memory.destroy()
-
-
-# The two kinds of address do not mix
-
-
 def _launches(rig: Rig) -> dict[str, Callable[[], Any]]:
     (tables,) = rig.controller.group.anchor.tables
     pages = torch.zeros(1, dtype=torch.int64)
