@@ -28,7 +28,7 @@ class SidecarError(HiCacheError):
 
     Attributes:
         pool: its name.
-        step: ``validate``, ``allocate``, ``register``, ``tables``, ``probe`` or ``publish``.
+        step: ``validate``, ``allocate``, ``register``, ``tables``, ``probe``, ``agree`` or ``publish``.
     """
 
     code = "sidecar"
